@@ -1,0 +1,1 @@
+"""Deploy files and command lines, resolved into frozen configuration."""

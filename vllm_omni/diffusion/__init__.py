@@ -1,0 +1,1 @@
+"""The diffusion model and what runs it."""

@@ -1,0 +1,1 @@
+"""Attention backends, chosen once by name."""

@@ -1,0 +1,139 @@
+"""Every object that crosses a process boundary between engine and workers. No torch.
+
+The engine parses client input into these; a worker never sees anything else.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, UInt8
+
+
+class OutputKind(StrEnum):
+    """What a chunk hands out."""
+
+    UINT8 = "uint8"
+    """RGB, uint8 ``[pixel_frames, height, width, 3]``."""
+    FLOAT = "float"
+    """RGB, float32 in [0, 1], same layout."""
+    LATENT = "latent"
+    """Model-space latents, float32 ``[1, 16, 3, height / 8, width / 8]``; nothing is decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceImage:
+    """A decoded picture, upright and opaque: exactly one of the two arrays is set.
+
+    Attributes:
+        rgb: 8-bit sRGB.
+        signed: already mapped to [-1, 1] (tensor input).
+    """
+
+    rgb: UInt8[np.ndarray, "height width 3"] | None = None
+    signed: Float32[np.ndarray, "height width 3"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCamera:
+    """A recorded path: one camera-to-world pose and one intrinsics row per pixel frame.
+
+    Intrinsics are fx, fy, cx, cy at 832x480 reference pixels. Translations are normalised by
+    the longest step of the whole clip.
+    """
+
+    poses: Float32[np.ndarray, "pixel_frames 4 4"]
+    intrinsics: Float32[np.ndarray, "pixel_frames 4"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedKeys:
+    """Keys held in each latent frame of each chunk (``w a s d i j k l``, lower case)."""
+
+    chunks: tuple[tuple[frozenset[str], frozenset[str], frozenset[str]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCamera:
+    """The camera follows interactions; each plan carries its poses."""
+
+
+CameraSource = RecordedCamera | ScriptedKeys | LiveCamera
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """A validated request for one session.
+
+    Attributes:
+        prompt: whitespace already normalised.
+        num_chunks: length of the rollout, ``None`` until stopped.
+        flow_shift: of this request, ``None`` for the model's.
+        fps: playback rate in pixel frames per second; the time base of interactions.
+        generator_device: where noise is drawn, ``None`` for the model's device.
+    """
+
+    prompt: str
+    image: SourceImage
+    height: int
+    width: int
+    num_chunks: int | None
+    seed: int
+    camera: CameraSource
+    output: OutputKind = OutputKind.UINT8
+    flow_shift: float | None = None
+    fps: float = 16.0
+    generator_device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStep:
+    """Move the text condition towards a prompt: ``e += weight * (embed(prompt) - e)``.
+
+    A linear blend over n chunks is the weights 1/n, 1/(n-1), ..., 1; a weight of 1 lands exactly.
+    """
+
+    prompt: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """What the engine tells all ranks to do for one chunk.
+
+    Attributes:
+        poses: camera-to-world pose of each latent frame of the chunk, in the session's own
+            frame, for a live camera; ``None`` for the other sources.
+    """
+
+    session_id: str
+    chunk_index: int
+    poses: Float64[np.ndarray, "3 4 4"] | None = None
+    prompt: PromptStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTimings:
+    """Milliseconds spent in each part of a chunk on the root rank."""
+
+    condition_ms: float = 0.0
+    camera_ms: float = 0.0
+    probes_ms: float = 0.0
+    decode_ms: float = 0.0
+    commit_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """One finished chunk, on the root rank.
+
+    Attributes:
+        data: layout of the request's :class:`OutputKind`.
+        ready_s: ``time.monotonic()`` of the worker when the pixels were on the host.
+    """
+
+    session_id: str
+    chunk_index: int
+    data: UInt8[np.ndarray, "..."] | Float[np.ndarray, "..."]
+    ready_s: float
+    timings: ChunkTimings = field(default_factory=ChunkTimings)

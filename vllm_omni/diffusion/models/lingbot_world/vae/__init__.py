@@ -1,0 +1,1 @@
+"""The Wan VAE with explicit streaming state."""

@@ -1,0 +1,1 @@
+"""Sessions, interactions and the chunk scheduler."""

@@ -1,0 +1,1 @@
+"""Import paths that existing deploy files name."""

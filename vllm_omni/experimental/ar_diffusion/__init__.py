@@ -1,0 +1,1 @@
+"""Chunk-wise autoregressive diffusion."""
