@@ -1,0 +1,117 @@
+"""The ``vllm-omni`` command: finds the sub-command and imports nothing else.
+
+vLLM's own ``vllm`` command calls :func:`main` when ``--omni`` stands anywhere on its line, so
+``vllm serve MODEL --omni`` and ``vllm-omni serve MODEL --omni`` are the same.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+from vllm_omni import __version__
+from vllm_omni.errors import OmniError
+
+OMNI_FLAG = "--omni"
+_PROG = "vllm-omni"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A sub-command. Its module offers ``add_arguments(parser)`` and ``run(args) -> int``.
+
+    Attributes:
+        module: imported only when the sub-command is chosen; loads no torch until ``run``.
+        shared_with_vllm: vLLM has a command of this name, so ``--omni`` asks for ours.
+    """
+
+    module: str
+    summary: str
+    shared_with_vllm: bool = False
+
+
+COMMANDS: dict[str, Command] = {
+    "tiny-checkpoint": Command(
+        "vllm_omni.entrypoints.cli.tiny_checkpoint",
+        "write a 5.8 MB checkpoint with random weights, for development",
+    ),
+}
+
+
+def main() -> None:
+    """Run the command line in ``sys.argv`` and exit with its status."""
+    sys.exit(dispatch(sys.argv[1:]))
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """Run one command line, given without the program's name; returns the exit status."""
+    arguments = [argument for argument in argv if argument != OMNI_FLAG]
+    omni = len(arguments) < len(argv)
+    if not arguments or arguments[0].startswith("-"):
+        return _run_top_level(arguments)
+    name, *rest = arguments
+    command = COMMANDS.get(name)
+    if command is None or (command.shared_with_vllm and not omni and not _asks_help(rest)):
+        return _refuse_unknown(name) if omni else _run_vllm(name)
+    return _run_command(name, command, rest)
+
+
+def _asks_help(arguments: Sequence[str]) -> bool:
+    return "-h" in arguments or "--help" in arguments
+
+
+def _run_top_level(arguments: Sequence[str]) -> int:
+    width = max(len(name) for name in COMMANDS)
+    listing = "\n".join(f"  {name:<{width}}  {cmd.summary}" for name, cmd in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog=_PROG,
+        usage=f"{_PROG} COMMAND [options]",
+        description="Serving of the LingBot-World v2 interactive world model.",
+        epilog=f"commands:\n{listing}\n\n'{_PROG} COMMAND --help' lists the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-v", "--version", action="version", version=__version__)
+    parser.parse_args(arguments)
+    parser.print_help()
+    return 0
+
+
+def _run_command(name: str, command: Command, arguments: Sequence[str]) -> int:
+    module = import_module(command.module)
+    parser = argparse.ArgumentParser(prog=f"{_PROG} {name}", description=module.__doc__)
+    module.add_arguments(parser)
+    return _report_errors(name, module, parser.parse_args(arguments))
+
+
+def _report_errors(name: str, module: ModuleType, args: argparse.Namespace) -> int:
+    try:
+        return module.run(args)
+    except OmniError as error:
+        print(f"{_PROG} {name}: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _refuse_unknown(name: str) -> int:
+    print(f"{_PROG}: error: no command {name!r}; choose {', '.join(COMMANDS)}", file=sys.stderr)
+    return 2
+
+
+def _run_vllm(name: str) -> int:
+    """Without ``--omni`` a command line of vLLM is handed to vLLM, as its users expect."""
+    if find_spec("vllm") is None:
+        ours = f"add {OMNI_FLAG}" if name in COMMANDS else f"choose {', '.join(COMMANDS)}"
+        print(
+            f"{_PROG}: error: without {OMNI_FLAG}, {name!r} is a command of vLLM, which is not "
+            f"installed; {ours}",
+            file=sys.stderr,
+        )
+        return 2
+    import_module("vllm.entrypoints.cli.main").main()
+    return 0
+
+
+if __name__ == "__main__":
+    main()
