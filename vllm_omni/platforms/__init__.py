@@ -1,1 +1,25 @@
-"""The device a process runs on."""
+"""The device a process runs on: one platform object, chosen by name at start-up."""
+
+from importlib import import_module
+
+from vllm_omni.errors import ConfigError
+from vllm_omni.platforms.base import Platform
+
+__all__ = ["Platform", "create_platform"]
+
+_PLATFORMS = {
+    "cpu": ("vllm_omni.platforms.cpu", "CpuPlatform"),
+    "cuda": ("vllm_omni.platforms.cuda", "CudaPlatform"),
+}
+
+
+def create_platform(name: str) -> Platform:
+    """Make the platform called ``name``.
+
+    Raises:
+        ConfigError: if there is no such platform.
+    """
+    if name not in _PLATFORMS:
+        raise ConfigError(f"device must be one of {', '.join(_PLATFORMS)}, got {name!r}")
+    module, attribute = _PLATFORMS[name]
+    return vars(import_module(module))[attribute]()

@@ -1,0 +1,73 @@
+"""Normalisations that compute in float32 and return the input's dtype."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
+from vllm_omni.diffusion.layers.weights import Shard, WeightedModule, WeightTarget
+
+
+def layer_norm(
+    x: Float[Tensor, "*batch dim"],
+    eps: float,
+    weight: Float[Tensor, " dim"] | None = None,
+    bias: Float[Tensor, " dim"] | None = None,
+) -> Float[Tensor, "*batch dim"]:
+    """Layer normalisation over the last axis in float32; the result stays float32."""
+    return F.layer_norm(
+        x.float(),
+        x.shape[-1:],
+        None if weight is None else weight.float(),
+        None if bias is None else bias.float(),
+        eps,
+    )
+
+
+class AffineLayerNorm(nn.Module):
+    """Layer normalisation with weight and bias."""
+
+    def __init__(self, dim: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(dim, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """Normalise in float32 and return ``x.dtype``."""
+        return layer_norm(x, self.eps, self.weight, self.bias).to(x.dtype)
+
+
+class RMSNormAcrossHeads(WeightedModule):
+    """Root-mean-square norm over all heads together: ``x / sqrt(mean(x²) + eps) * weight``.
+
+    Under tensor parallelism each rank holds some heads, so the sum of squares is all-reduced.
+
+    Args:
+        dim: channels of all heads on all ranks.
+    """
+
+    def __init__(
+        self, dim: int, eps: float, dtype: torch.dtype, *, tensor_parallel: RankGroup = SINGLE
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.eps = eps
+        self.group = tensor_parallel
+        self.weight = nn.Parameter(torch.empty(dim // tensor_parallel.size, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "*batch local_dim"]) -> Float[Tensor, "*batch local_dim"]:
+        """Divide first, multiply second; that order is part of the model's arithmetic."""
+        wide = x.float()
+        square_sum = self.group.all_reduce(wide.square().sum(dim=-1, keepdim=True))
+        return (wide / torch.sqrt(square_sum / self.dim + self.eps) * self.weight.float()).to(
+            x.dtype
+        )
+
+    def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
+        """The channels of this rank's heads."""
+        shard = Shard.of(self.group, 0, self.dim)
+        yield f"{prefix}weight", WeightTarget(self.weight, (self.dim,), shard)

@@ -1,0 +1,156 @@
+"""Self-attention over the KV window and cross-attention to the prompt."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vllm_omni.diffusion.attention.backend import AttentionBackend
+from vllm_omni.diffusion.distributed.comm import UlyssesExchange
+from vllm_omni.diffusion.distributed.parallel_state import RankGroup
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
+from vllm_omni.diffusion.layers.linear import (
+    ColumnParallelLinear,
+    LinearMethod,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from vllm_omni.diffusion.layers.norm import RMSNormAcrossHeads
+from vllm_omni.diffusion.layers.rope import RotaryTables, apply_rotary
+from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
+from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
+    ar_diffusion_paged_attention,
+    write_window,
+)
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import LayerPages, WindowPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What every layer is built with and shares with the others.
+
+    Attributes:
+        linear: how weights are stored and multiplied.
+        backend: how attention is computed.
+        tensor_parallel: ranks that share the weights.
+        exchange: exchanges between the ranks that share the tokens.
+    """
+
+    config: LingBotWorldConfig
+    dtype: torch.dtype
+    linear: LinearMethod
+    backend: AttentionBackend
+    tensor_parallel: RankGroup
+    exchange: UlyssesExchange
+
+    @property
+    def scale(self) -> float:
+        """Softmax scale."""
+        return self.config.attention_head_dim**-0.5
+
+    def qk_norm(self) -> RMSNormAcrossHeads:
+        """A norm for queries or keys."""
+        config = self.config
+        return RMSNormAcrossHeads(
+            config.dim, config.eps, self.dtype, tensor_parallel=self.tensor_parallel
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TextKV:
+    """Keys and values of the prompt in one layer, for the heads of this rank."""
+
+    key: Float[Tensor, "text_tokens heads head_dim"]
+    value: Float[Tensor, "text_tokens heads head_dim"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWindow:
+    """The KV window during one chunk: all layers' pages and the chunk's place in them."""
+
+    layers: tuple[LayerPages, ...]
+    plan: WindowPlan
+    rotary: RotaryTables
+
+
+class SelfAttention(nn.Module):
+    """Attention of a chunk's tokens to each other and to the committed frames."""
+
+    def __init__(self, parts: LayerParts, layer: int) -> None:
+        super().__init__()
+        config, group = parts.config, parts.tensor_parallel
+        self.parts = parts
+        self.layer = layer
+        self.qkv = QKVParallelLinear(config.dim, parts.dtype, parts.linear, group=group)
+        self.o = RowParallelLinear(config.dim, config.dim, parts.dtype, parts.linear, group=group)
+        self.norm_q = parts.qk_norm()
+        self.norm_k = parts.qk_norm()
+
+    def forward(
+        self, x: Float[Tensor, "tokens dim"], window: ChunkWindow
+    ) -> Float[Tensor, "tokens dim"]:
+        """Attend. Mutates the window's pages of this layer."""
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        query = apply_rotary(self._heads(self.norm_q(query)), window.rotary)
+        key = apply_rotary(self._heads(self.norm_k(key)), window.rotary)
+        exchange = self.parts.exchange
+        query, key, value = exchange.tokens_to_heads(
+            query, key, self._heads(value), latent_frames=LATENT_FRAMES_PER_CHUNK
+        )
+        attended = ar_diffusion_paged_attention(
+            query,
+            key,
+            value,
+            pages=window.layers[self.layer],
+            plan=window.plan,
+            backend=self.parts.backend,
+            scale=self.parts.scale,
+        )
+        local = exchange.heads_to_tokens(attended, latent_frames=LATENT_FRAMES_PER_CHUNK)
+        return self.o(local.flatten(1))
+
+    def write_only(self, x: Float[Tensor, "tokens dim"], window: ChunkWindow) -> None:
+        """Store keys and values without attending. Mutates the window's pages of this layer."""
+        key, value = self.qkv.forward_kv(x).chunk(2, dim=-1)
+        key = apply_rotary(self._heads(self.norm_k(key)), window.rotary)
+        key, value = self.parts.exchange.tokens_to_heads(
+            key, self._heads(value), latent_frames=LATENT_FRAMES_PER_CHUNK
+        )
+        write_window(key, value, window.layers[self.layer], window.plan)
+
+    def _heads(
+        self, x: Float[Tensor, "tokens local_dim"]
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        return x.unflatten(-1, (-1, self.parts.config.attention_head_dim))
+
+
+class CrossAttention(nn.Module):
+    """Attention of a chunk's tokens to all rows of the prompt, padding included."""
+
+    def __init__(self, parts: LayerParts) -> None:
+        super().__init__()
+        config, group = parts.config, parts.tensor_parallel
+        self.parts = parts
+        self.q, self.k, self.v = (
+            ColumnParallelLinear(config.dim, config.dim, parts.dtype, parts.linear, group=group)
+            for _ in range(3)
+        )
+        self.o = RowParallelLinear(config.dim, config.dim, parts.dtype, parts.linear, group=group)
+        self.norm_q = parts.qk_norm()
+        self.norm_k = parts.qk_norm()
+
+    def text_kv(self, text: Float[Tensor, "text_tokens dim"]) -> TextKV:
+        """Keys and values of an embedded prompt, computed once per prompt."""
+        return TextKV(key=self._heads(self.norm_k(self.k(text))), value=self._heads(self.v(text)))
+
+    def forward(self, x: Float[Tensor, "tokens dim"], text: TextKV) -> Float[Tensor, "tokens dim"]:
+        """Attend to the prompt; tokens stay on their rank."""
+        query = self._heads(self.norm_q(self.q(x)))
+        attended = self.parts.backend.attend(query, text.key, text.value, scale=self.parts.scale)
+        return self.o(attended.flatten(1))
+
+    def _heads(
+        self, x: Float[Tensor, "tokens local_dim"]
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        return x.unflatten(-1, (-1, self.parts.config.attention_head_dim))

@@ -1,0 +1,142 @@
+"""One transformer block, the camera modulation inside it, and the output head.
+
+Shapes: tokens = latent frames x tokens per frame on this rank, in that order; ``rows`` is one
+when all frames of a call have the same timestep, else one per frame.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Float32
+from torch import Tensor, nn
+
+from vllm_omni.diffusion.layers.linear import (
+    ColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from vllm_omni.diffusion.layers.norm import AffineLayerNorm, layer_norm
+from vllm_omni.diffusion.models.lingbot_world.attention import (
+    ChunkWindow,
+    CrossAttention,
+    LayerParts,
+    SelfAttention,
+    TextKV,
+)
+
+_MODULATION_PARTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TimeEmbedding:
+    """One timestep, embedded.
+
+    Attributes:
+        head: input of the head's modulation.
+        blocks: input of the blocks' modulation.
+    """
+
+    head: Float[Tensor, "rows dim"]
+    blocks: Float[Tensor, "rows 6 dim"]
+
+
+@dataclass(frozen=True, slots=True)
+class CameraModulation:
+    """Scale and shift of each token by the camera, in one layer."""
+
+    scale: Float[Tensor, "tokens dim"]
+    shift: Float[Tensor, "tokens dim"]
+
+
+def modulate(
+    x: Float[Tensor, "tokens dim"],
+    scale: Float32[Tensor, "rows dim"],
+    shift: Float32[Tensor, "rows dim"],
+    eps: float,
+) -> Float[Tensor, "tokens dim"]:
+    """``LN(x) (1 + scale) + shift`` in float32, one row of scale and shift per frame."""
+    frames = layer_norm(x, eps).unflatten(0, (scale.shape[0], -1))
+    return (frames * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)).flatten(0, 1).to(x.dtype)
+
+
+def add_gated(
+    x: Float[Tensor, "tokens dim"],
+    update: Float[Tensor, "tokens dim"],
+    gate: Float32[Tensor, "rows dim"],
+) -> Float[Tensor, "tokens dim"]:
+    """``x + update * gate``, summed in float32 and rounded once."""
+    frames = update.unflatten(0, (gate.shape[0], -1))
+    return (x.float() + (frames * gate.unsqueeze(1)).flatten(0, 1)).to(x.dtype)
+
+
+class LingBotWorldBlock(nn.Module):
+    """Self-attention, camera modulation, cross-attention, feed-forward."""
+
+    def __init__(self, parts: LayerParts, layer: int) -> None:
+        super().__init__()
+        config, dtype, group = parts.config, parts.dtype, parts.tensor_parallel
+        dim, linear = config.dim, parts.linear
+        self.eps = config.eps
+        self.modulation = nn.Parameter(torch.empty(1, _MODULATION_PARTS, dim, dtype=dtype))
+        self.self_attn = SelfAttention(parts, layer)
+        self.cross_attn = CrossAttention(parts)
+        self.norm3 = AffineLayerNorm(dim, config.eps, dtype)
+        self.ffn = nn.Sequential(
+            ColumnParallelLinear(dim, config.ffn_dim, dtype, linear, group=group),
+            nn.GELU(approximate="tanh"),
+            RowParallelLinear(config.ffn_dim, dim, dtype, linear, group=group),
+        )
+        self.cam_injector_layer1 = ColumnParallelLinear(dim, dim, dtype, linear, group=group)
+        self.cam_injector_layer2 = RowParallelLinear(dim, dim, dtype, linear, group=group)
+        self.cam_scale_layer = ReplicatedLinear(dim, dim, dtype, linear)
+        self.cam_shift_layer = ReplicatedLinear(dim, dim, dtype, linear)
+
+    def camera_modulation(self, camera: Float[Tensor, "tokens dim"]) -> CameraModulation:
+        """Scale and shift of this layer; they depend on the camera only, so once per chunk."""
+        hidden = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(camera))) + camera
+        return CameraModulation(self.cam_scale_layer(hidden), self.cam_shift_layer(hidden))
+
+    def forward(
+        self,
+        x: Float[Tensor, "tokens dim"],
+        time: TimeEmbedding,
+        camera: CameraModulation,
+        *,
+        text: TextKV,
+        window: ChunkWindow,
+    ) -> Float[Tensor, "tokens dim"]:
+        """Run the block. Mutates the window's pages of this layer."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self._modulation(time)
+        x = add_gated(x, self.self_attn(modulate(x, scale1, shift1, self.eps), window), gate1)
+        x = (1 + camera.scale) * x + camera.shift
+        x = x + self.cross_attn(self.norm3(x), text)
+        return add_gated(x, self.ffn(modulate(x, scale2, shift2, self.eps)), gate2)
+
+    def write_only(
+        self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding, window: ChunkWindow
+    ) -> None:
+        """Store this layer's keys and values; the end of a commit. Mutates the pages."""
+        shift, scale = self._modulation(time)[:2]
+        self.self_attn.write_only(modulate(x, scale, shift, self.eps), window)
+
+    def _modulation(self, time: TimeEmbedding) -> tuple[Float32[Tensor, "rows dim"], ...]:
+        return (self.modulation + time.blocks.float()).unbind(dim=1)
+
+
+class Head(nn.Module):
+    """Modulated norm and projection to the patch of each token."""
+
+    def __init__(self, parts: LayerParts, out_features: int) -> None:
+        super().__init__()
+        dim, dtype = parts.config.dim, parts.dtype
+        self.eps = parts.config.eps
+        self.modulation = nn.Parameter(torch.empty(1, 2, dim, dtype=dtype))
+        self.head = ReplicatedLinear(dim, out_features, dtype, parts.linear)
+
+    def forward(
+        self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding
+    ) -> Float[Tensor, "tokens features"]:
+        """Project this rank's tokens."""
+        shift, scale = (self.modulation + time.head.float().unsqueeze(1)).unbind(dim=1)
+        return self.head(modulate(x, scale, shift, self.eps))

@@ -1,0 +1,174 @@
+"""The transformer's and the scheduler's configuration, read from the checkpoint."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH
+from vllm_omni.errors import CheckpointError
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import WindowLayout
+
+TRANSFORMER_CLASS = "CausalLingBotWorldTransformer3DModel"
+PIPELINE_CLASS = "LingBotWorldCausalDMDPipeline"
+CAMERA_CHANNELS = 6 * 8 * 8
+"""Origin and direction of each pixel's ray, folded by the VAE's stride."""
+MASK_CHANNELS = 4
+
+_FIXED_TRANSFORMER = {
+    "patch_size": [1, PATCH, PATCH],
+    "cross_attn_norm": True,
+    "qk_norm": "rms_norm_across_heads",
+    "image_dim": None,
+    "added_kv_proj_dim": None,
+    "pos_embed_seq_len": None,
+    "num_frames_per_block": LATENT_FRAMES_PER_CHUNK,
+}
+_FIXED_SCHEDULER = {
+    "_class_name": "UniPCMultistepScheduler",
+    "num_train_timesteps": 1000,
+    "prediction_type": "flow_prediction",
+    "predict_x0": True,
+    "use_flow_sigmas": True,
+    "use_dynamic_shifting": False,
+    "use_beta_sigmas": False,
+    "use_exponential_sigmas": False,
+    "use_karras_sigmas": False,
+    "final_sigmas_type": "zero",
+    "timestep_spacing": "linspace",
+}
+_DEFAULT_FLOW_SHIFT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LingBotWorldConfig:
+    """Sizes of the transformer; the defaults are those of the released 14B model.
+
+    Attributes:
+        sink_size: latent frames that attention never forgets.
+        sliding_window_num_frames: latent frames visible at once, sink and chunk included,
+            unless ``local_attn_size`` is given (not -1).
+
+    Raises:
+        CheckpointError: if the sizes contradict each other.
+    """
+
+    num_attention_heads: int = 40
+    attention_head_dim: int = 128
+    in_channels: int = 36
+    out_channels: int = 16
+    text_dim: int = 4096
+    freq_dim: int = 256
+    ffn_dim: int = 13824
+    num_layers: int = 40
+    eps: float = 1e-6
+    rope_max_seq_len: int = 1024
+    sink_size: int = 9
+    sliding_window_num_frames: int = 18
+    local_attn_size: int = -1
+
+    def __post_init__(self) -> None:
+        sizes = {
+            "num_attention_heads": self.num_attention_heads,
+            "attention_head_dim": self.attention_head_dim,
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "text_dim": self.text_dim,
+            "freq_dim": self.freq_dim,
+            "ffn_dim": self.ffn_dim,
+            "num_layers": self.num_layers,
+        }
+        for name, value in sizes.items():
+            if value < 1:
+                raise CheckpointError(f"transformer config: {name} must be positive, got {value}")
+        if self.attention_head_dim % 2 or self.attention_head_dim < 6:
+            raise CheckpointError(
+                "transformer config: attention_head_dim must be even and at least 6 (one rotary "
+                f"pair per axis), got {self.attention_head_dim}"
+            )
+        if self.freq_dim % 2:
+            raise CheckpointError(f"transformer config: freq_dim must be even, got {self.freq_dim}")
+        if self.in_channels != 2 * self.out_channels + MASK_CHANNELS:
+            raise CheckpointError(
+                "transformer config: in_channels must be 2 * out_channels + "
+                f"{MASK_CHANNELS} (noise, mask, image), got {self.in_channels} with out_channels "
+                f"{self.out_channels}"
+            )
+        _ = self.window
+
+    @property
+    def dim(self) -> int:
+        """Channels of a token."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def window(self) -> WindowLayout:
+        """Sink and ring."""
+        frames = (
+            self.sliding_window_num_frames if self.local_attn_size == -1 else self.local_attn_size
+        )
+        return WindowLayout(frames, self.sink_size)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, object]) -> "LingBotWorldConfig":
+        """Read ``transformer/config.json``; absent keys have the 14B values, others are metadata.
+
+        Raises:
+            CheckpointError: naming the field, the expected and the actual value.
+        """
+        _require(raw, {"_class_name": TRANSFORMER_CLASS, **_FIXED_TRANSFORMER}, "transformer")
+        sizes: dict[str, int | float] = {}
+        for name in cls.__dataclass_fields__:
+            if name not in raw:
+                continue
+            value = raw[name]
+            wanted = float if name == "eps" else int
+            if isinstance(value, bool) or not isinstance(value, wanted):
+                raise CheckpointError(
+                    f"transformer config: {name} must be of type {wanted.__name__}, got {value!r}"
+                )
+            sizes[name] = value
+        return cls(**sizes)
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Read one JSON object of a checkpoint.
+
+    Raises:
+        CheckpointError: if the file is missing or holds no JSON object.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"the checkpoint has no {path.parent.name}/{path.name}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path.parent.name}/{path.name} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path.parent.name}/{path.name} must hold a JSON object")
+    return raw
+
+
+def read_flow_shift(raw: Mapping[str, object]) -> float:
+    """Check ``scheduler/scheduler_config.json`` and return its default flow shift.
+
+    Raises:
+        CheckpointError: if a field has not the value this model was distilled with.
+    """
+    missing = [name for name in _FIXED_SCHEDULER if name not in raw]
+    if missing:
+        raise CheckpointError(f"scheduler config: {', '.join(missing)} missing")
+    _require(raw, _FIXED_SCHEDULER, "scheduler")
+    for name in ("flow_shift", "shift"):
+        value = raw.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise CheckpointError(f"scheduler config: {name} must be positive, got {value!r}")
+        return float(value)
+    return _DEFAULT_FLOW_SHIFT
+
+
+def _require(raw: Mapping[str, object], expected: Mapping[str, object], what: str) -> None:
+    for name, value in expected.items():
+        if name in raw and raw[name] != value:
+            raise CheckpointError(f"{what} config: {name} must be {value!r}, got {raw[name]!r}")

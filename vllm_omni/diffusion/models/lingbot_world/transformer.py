@@ -1,0 +1,160 @@
+"""The causal world transformer: embed, blocks over the KV window, head."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor, nn
+
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH, VideoGeometry
+from vllm_omni.diffusion.layers.embeddings import (
+    PatchEmbedding,
+    patchify,
+    timestep_sinusoid,
+    unpatchify,
+)
+from vllm_omni.diffusion.layers.linear import ReplicatedLinear
+from vllm_omni.diffusion.layers.rope import RotaryEmbeddingWan, RotaryTables
+from vllm_omni.diffusion.layers.weights import WeightTarget, weight_targets
+from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow, LayerParts, TextKV
+from vllm_omni.diffusion.models.lingbot_world.blocks import (
+    CameraModulation,
+    Head,
+    LingBotWorldBlock,
+    TimeEmbedding,
+)
+from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkContext:
+    """Everything that the five forwards of one chunk share.
+
+    Attributes:
+        camera: one modulation per layer.
+        text: one pair of keys and values per layer.
+        window: where the chunk stands in the KV window.
+    """
+
+    camera: tuple[CameraModulation, ...]
+    text: tuple[TextKV, ...]
+    window: ChunkWindow
+
+
+class CausalLingBotWorldTransformer3DModel(nn.Module):
+    """Predicts the flow of one chunk of latents; holds weights and nothing else."""
+
+    def __init__(self, parts: LayerParts) -> None:
+        super().__init__()
+        config, dtype, linear = parts.config, parts.dtype, parts.linear
+        dim = config.dim
+        self.config = config
+        self.dtype = dtype
+        self.exchange = parts.exchange
+        self.rotary = RotaryEmbeddingWan(config.attention_head_dim)
+        self.patch_embedding = PatchEmbedding(config.in_channels, dim, dtype)
+        self.patch_embedding_wancamctrl = ReplicatedLinear(
+            CAMERA_CHANNELS * PATCH * PATCH, dim, dtype, linear
+        )
+        self.c2ws_hidden_states_layer1 = ReplicatedLinear(dim, dim, dtype, linear)
+        self.c2ws_hidden_states_layer2 = ReplicatedLinear(dim, dim, dtype, linear)
+        self.text_embedding = nn.Sequential(
+            ReplicatedLinear(config.text_dim, dim, dtype, linear),
+            nn.GELU(approximate="tanh"),
+            ReplicatedLinear(dim, dim, dtype, linear),
+        )
+        self.time_embedding = nn.Sequential(
+            ReplicatedLinear(config.freq_dim, dim, dtype, linear),
+            nn.SiLU(),
+            ReplicatedLinear(dim, dim, dtype, linear),
+        )
+        self.time_projection = nn.Sequential(
+            nn.SiLU(), ReplicatedLinear(dim, 6 * dim, dtype, linear)
+        )
+        self.blocks = nn.ModuleList(
+            LingBotWorldBlock(parts, layer) for layer in range(config.num_layers)
+        )
+        self.head = Head(parts, config.out_channels * PATCH * PATCH)
+
+    def checkpoint_targets(self) -> dict[str, WeightTarget]:
+        """Every tensor of the checkpoint, by name, and where this rank puts it."""
+        return weight_targets(self)
+
+    def embed_time(self, timesteps: Float32[Tensor, " rows"]) -> TimeEmbedding:
+        """Embed one timestep per row; a schedule's rows can be embedded once and kept."""
+        sinusoid = timestep_sinusoid(timesteps, self.config.freq_dim).to(self.dtype)
+        embedded = self.time_embedding(sinusoid)
+        return TimeEmbedding(
+            head=embedded, blocks=self.time_projection(embedded).unflatten(-1, (6, -1))
+        )
+
+    def embed_text(self, prompt: Float[Tensor, "text_tokens text_dim"]) -> tuple[TextKV, ...]:
+        """Keys and values of a prompt in every layer. All rows count, padding too."""
+        text = self.text_embedding(prompt)
+        return tuple(block.cross_attn.text_kv(text) for block in self.blocks)
+
+    def embed_camera(
+        self, camera: Float[Tensor, "384 latent_frames height width"]
+    ) -> tuple[CameraModulation, ...]:
+        """Modulation of every layer by the folded camera rays of a chunk."""
+        tokens = self.exchange.local_tokens(patchify(camera)).flatten(0, 1)
+        hidden = self.patch_embedding_wancamctrl(tokens)
+        activated = nn.functional.silu(self.c2ws_hidden_states_layer1(hidden))
+        hidden = hidden + self.c2ws_hidden_states_layer2(activated)
+        return tuple(block.camera_modulation(hidden) for block in self.blocks)
+
+    def rotary_tables(
+        self, geometry: VideoGeometry, start_latent_frame: int, device: torch.device
+    ) -> RotaryTables:
+        """Rotary tables of this rank's tokens of the chunk at ``start_latent_frame``."""
+        whole = self.rotary.tables(
+            start_latent_frame=start_latent_frame,
+            latent_frames=LATENT_FRAMES_PER_CHUNK,
+            rows=geometry.token_rows,
+            columns=geometry.token_columns,
+            dtype=self.dtype,
+            device=device,
+        )
+        local = (
+            self.exchange.local_tokens(
+                table.unflatten(0, (LATENT_FRAMES_PER_CHUNK, geometry.tokens_per_frame))
+            ).flatten(0, 1)
+            for table in (whole.cos, whole.sin)
+        )
+        return RotaryTables(*local)
+
+    def forward(
+        self,
+        latents: Float[Tensor, "channels latent_frames height width"],
+        time: TimeEmbedding,
+        context: ChunkContext,
+    ) -> Float[Tensor, "out_channels latent_frames height width"]:
+        """Flow of a chunk. Writes the chunk's keys and values into the window.
+
+        Args:
+            latents: noise | mask | image condition, in the model's dtype.
+        """
+        frames, height, width = latents.shape[1:]
+        x = self._embed(latents)
+        for block, camera, text in zip(self.blocks, context.camera, context.text, strict=True):
+            x = block(x, time, camera, text=text, window=context.window)
+        tokens = self.head(x, time).unflatten(0, (frames, -1))
+        return unpatchify(self.exchange.gather_tokens(tokens), height // PATCH, width // PATCH)
+
+    def write_window(
+        self,
+        latents: Float[Tensor, "channels latent_frames height width"],
+        time: TimeEmbedding,
+        context: ChunkContext,
+    ) -> None:
+        """The same forward for its keys and values alone: the last layer stops there."""
+        x = self._embed(latents)
+        *layers, last = self.blocks
+        for block, camera, text in zip(layers, context.camera, context.text, strict=False):
+            x = block(x, time, camera, text=text, window=context.window)
+        last.write_only(x, time, context.window)
+
+    def _embed(
+        self, latents: Float[Tensor, "channels latent_frames height width"]
+    ) -> Float[Tensor, "tokens dim"]:
+        return self.patch_embedding(self.exchange.local_tokens(patchify(latents))).flatten(0, 1)

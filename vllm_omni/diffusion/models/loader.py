@@ -1,0 +1,103 @@
+"""Reads safetensors shards straight into parameters: no second copy of the model in memory."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from vllm_omni.diffusion.layers.weights import WeightTarget
+from vllm_omni.errors import CheckpointError
+
+_SINGLE_FILE = "diffusion_pytorch_model.safetensors"
+_INDEX_FILE = "diffusion_pytorch_model.safetensors.index.json"
+_NAMES_SHOWN = 20
+
+
+@contextmanager
+def no_weights() -> Iterator[None]:
+    """Build modules on the meta device: shapes and dtypes, no memory."""
+    with torch.device("meta"):
+        yield
+
+
+def materialize(module: nn.Module, device: torch.device) -> None:
+    """Give parameters made under :func:`no_weights` uninitialised memory on ``device``."""
+    module.to_empty(device=device)
+    module.requires_grad_(requires_grad=False)
+    module.eval()
+
+
+def shard_files(directory: Path) -> tuple[Path, ...]:
+    """Weight files of a component: the ones its index names, else its single file.
+
+    Raises:
+        CheckpointError: if there are none, or a named one is missing.
+    """
+    index = directory / _INDEX_FILE
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = tuple(directory / name for name in names)
+    else:
+        files = (directory / _SINGLE_FILE,)
+    missing = [f"{file.parent.name}/{file.name}" for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(f"the checkpoint has no {', '.join(missing)}")
+    return files
+
+
+def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
+    """Fill every target from the shards of ``directory``.
+
+    Names and shapes of all shards are compared before any value is read.
+
+    Raises:
+        CheckpointError: naming all missing, unexpected and mis-shaped tensors at once.
+    """
+    files = shard_files(directory)
+    _check_names(directory.name, files, targets)
+    for file in files:
+        with safe_open(file, framework="pt") as shard:
+            for name in shard.keys():  # noqa: SIM118 (not a mapping)
+                target = targets[name]
+                target.store(shard.get_slice(name)[target.local_slices()])
+
+
+def _check_names(
+    component: str, files: tuple[Path, ...], targets: Mapping[str, WeightTarget]
+) -> None:
+    found: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as shard:
+                found.update(
+                    (name, tuple(shard.get_slice(name).get_shape()))
+                    for name in shard.keys()  # noqa: SIM118 (not a mapping)
+                )
+        except SafetensorError as error:
+            raise CheckpointError(f"{component}/{file.name} cannot be read: {error}") from error
+    problems = [
+        _listing("missing", [name for name in targets if name not in found]),
+        _listing("unexpected", [name for name in found if name not in targets]),
+        _listing(
+            "mis-shaped",
+            [
+                f"{name} (expected {list(targets[name].shape)}, got {list(shape)})"
+                for name, shape in found.items()
+                if name in targets and targets[name].shape != shape
+            ],
+        ),
+    ]
+    problems = [problem for problem in problems if problem]
+    if problems:
+        raise CheckpointError(f"{component} weights do not fit: {'; '.join(problems)}")
+
+
+def _listing(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"{len(names)} {what}: {', '.join(sorted(names)[:_NAMES_SHOWN])}{more}"

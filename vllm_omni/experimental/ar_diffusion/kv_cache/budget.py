@@ -1,0 +1,103 @@
+"""How many bytes a session's KV takes and how many sessions fit. Pure arithmetic."""
+
+from dataclasses import dataclass
+
+from vllm_omni.errors import OutOfKVMemoryError
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """Shape of the window KV on one rank.
+
+    Attributes:
+        num_kv_heads: heads held by this rank for self-attention.
+        text_heads: heads held by this rank for cross-attention.
+        window_frames: latent frames that a session keeps, sink included.
+        element_bytes: size of one key or value element.
+        page_tokens: tokens per page.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    text_heads: int
+    head_dim: int
+    window_frames: int
+    sink_frames: int
+    text_tokens: int
+    element_bytes: int
+    page_tokens: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Keys and values of one page in all layers."""
+        return self.page_tokens * self.token_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Key and value of one token in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
+
+    @property
+    def text_bytes(self) -> int:
+        """Keys and values of the prompt in all layers."""
+        width = self.text_heads * self.head_dim * self.element_bytes
+        return 2 * self.num_layers * self.text_tokens * width
+
+    def window_tokens(self, tokens_per_frame: int) -> int:
+        """Tokens that the window of one session holds."""
+        return self.window_frames * tokens_per_frame
+
+    def window_pages(self, tokens_per_frame: int) -> int:
+        """Pages that the window of one session takes."""
+        return -(-self.window_tokens(tokens_per_frame) // self.page_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBudget:
+    """The pool that fits.
+
+    Attributes:
+        num_pages: pages of the pool.
+        sessions: sessions of the configured size that it admits.
+        raised: whether the configured share had to be exceeded to admit one session.
+    """
+
+    num_pages: int
+    sessions: int
+    raised: bool
+
+
+def plan_pool(
+    spec: KVCacheSpec,
+    *,
+    tokens_per_frame: int,
+    max_sessions: int,
+    other_bytes_per_session: int,
+    free_bytes: int,
+    fraction: float | None,
+) -> PoolBudget:
+    """Size the pool for sessions of one geometry.
+
+    Args:
+        other_bytes_per_session: what a session holds beside its window: text KV, decoder and
+            encoder history.
+        fraction: share of ``free_bytes`` for all sessions; ``None`` takes what
+            ``max_sessions`` sessions need.
+
+    Raises:
+        OutOfKVMemoryError: if not even one session fits into ``free_bytes``.
+    """
+    window_pages = spec.window_pages(tokens_per_frame)
+    session_bytes = window_pages * spec.page_bytes + other_bytes_per_session
+    if session_bytes > free_bytes:
+        raise OutOfKVMemoryError(
+            f"one session needs {session_bytes} bytes ({window_pages} KV pages of "
+            f"{spec.page_bytes} bytes and {other_bytes_per_session} bytes of state), "
+            f"{free_bytes} bytes are free; lower the size or use more ranks (ulysses_degree)"
+        )
+    if fraction is None:
+        sessions = min(max_sessions, free_bytes // session_bytes)
+        return PoolBudget(sessions * window_pages, sessions, raised=False)
+    share = int(free_bytes * fraction)
+    sessions = max(1, min(max_sessions, share // session_bytes))
+    return PoolBudget(sessions * window_pages, sessions, raised=share < session_bytes)

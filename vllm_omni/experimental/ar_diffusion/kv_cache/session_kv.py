@@ -1,0 +1,142 @@
+"""The key and value tensors of all sessions, and one session's view of them."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vllm_omni.errors import SessionClosedError
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
+from vllm_omni.experimental.ar_diffusion.kv_cache.page_pool import PagePool
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import WindowLayout
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Consecutive tokens of a chunk that go into consecutive tokens of the pool."""
+
+    first_token: int
+    first_pool_token: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentPlan:
+    """Where one chunk writes and reads when the session's pages stand in a row."""
+
+    write_runs: tuple[TokenRun, ...]
+    first_pool_token: int
+    visible_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScatteredPlan:
+    """Where one chunk writes and reads when the session's pages do not stand in a row."""
+
+    write_index: Int[Tensor, " tokens"]
+    block_table: Int[Tensor, " window_pages"]
+    visible_tokens: int
+
+
+WindowPlan = ExtentPlan | ScatteredPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """Keys and values of one layer, as pages of tokens."""
+
+    key: Float[Tensor, "pages page_tokens heads head_dim"]
+    value: Float[Tensor, "pages page_tokens heads head_dim"]
+
+
+class KVPool:
+    """Pages of keys and values, one pair of tensors per layer."""
+
+    def __init__(
+        self, spec: KVCacheSpec, num_pages: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.spec = spec
+        self.pages = PagePool(num_pages)
+        shape = (num_pages, spec.page_tokens, spec.num_kv_heads, spec.head_dim)
+        self.layers = tuple(
+            LayerPages(
+                key=torch.zeros(shape, dtype=dtype, device=device),
+                value=torch.zeros(shape, dtype=dtype, device=device),
+            )
+            for _ in range(spec.num_layers)
+        )
+        self.device = device
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all layers."""
+        return self.pages.num_pages * self.spec.page_bytes
+
+
+class SessionKV:
+    """The window of one session: a ring over its pages.
+
+    Args:
+        pool: where the pages come from.
+        tokens_per_frame: tokens of one latent frame of this session's size.
+
+    Raises:
+        OutOfKVMemoryError: if the pool has too few free pages.
+    """
+
+    def __init__(self, pool: KVPool, tokens_per_frame: int) -> None:
+        spec = pool.spec
+        self.pool = pool
+        self.tokens_per_frame = tokens_per_frame
+        self.layout = WindowLayout(spec.window_frames, spec.sink_frames)
+        self.allocation = pool.pages.allocate(spec.window_pages(tokens_per_frame))
+        self.closed = False
+
+    def plan(self, start_latent_frame: int, latent_frames: int) -> WindowPlan:
+        """Where a chunk that starts at ``start_latent_frame`` writes and what it sees.
+
+        The frames it overwrites are out of its sight, so probes and commit use the same plan.
+        """
+        if self.closed:
+            raise SessionClosedError("the KV window of this session was given back")
+        size = self.tokens_per_frame
+        visible = self.layout.visible_frames(start_latent_frame, latent_frames) * size
+        runs = tuple(
+            TokenRun(run.first_frame * size, run.first_slot * size, run.count * size)
+            for run in self.layout.write_runs(start_latent_frame, latent_frames)
+        )
+        if self.allocation.is_extent:
+            first = self.allocation.pages[0] * self.pool.spec.page_tokens
+            placed = tuple(
+                TokenRun(run.first_token, first + run.first_pool_token, run.count) for run in runs
+            )
+            return ExtentPlan(placed, first, visible)
+        return self._scattered_plan(runs, visible)
+
+    def _scattered_plan(self, runs: tuple[TokenRun, ...], visible: int) -> ScatteredPlan:
+        page_tokens = self.pool.spec.page_tokens
+        table = torch.tensor(self.allocation.pages)
+        window_tokens = torch.cat(
+            [torch.arange(run.first_pool_token, run.first_pool_token + run.count) for run in runs]
+        )
+        index = table[window_tokens // page_tokens] * page_tokens + window_tokens % page_tokens
+        return ScatteredPlan(index.to(self.pool.device), table.to(self.pool.device), visible)
+
+    def chronological(
+        self, layer: int, committed_latent_frames: int
+    ) -> tuple[Float[Tensor, "tokens heads head_dim"], Float[Tensor, "tokens heads head_dim"]]:
+        """Copies of the committed keys and values, oldest frame first (for inspection)."""
+        size, page_tokens = self.tokens_per_frame, self.pool.spec.page_tokens
+        slots = torch.tensor(self.layout.resident_frames(committed_latent_frames))
+        tokens = (slots[:, None] * size + torch.arange(size)).flatten()
+        index = torch.tensor(self.allocation.pages)[tokens // page_tokens] * page_tokens
+        index = (index + tokens % page_tokens).to(self.pool.device)
+        pages = self.pool.layers[layer]
+        return pages.key.flatten(0, 1)[index], pages.value.flatten(0, 1)[index]
+
+    def close(self) -> None:
+        """Give the pages back; a second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self.pool.pages.free(self.allocation)

@@ -1,0 +1,40 @@
+"""The CPU: development, tests and the demo."""
+
+import os
+import resource
+
+import torch
+
+_KIB = 1024
+
+
+class CpuPlatform:
+    """Host memory, gloo, scaled-dot-product attention."""
+
+    name = "cpu"
+    collective_backend = "gloo"
+    attention_backend = "sdpa"
+    pool_from_free_memory = False
+
+    def device(self, local_rank: int) -> torch.device:
+        """The host itself, whatever the rank."""
+        del local_rank
+        return torch.device("cpu")
+
+    def free_bytes(self, device: torch.device) -> int:
+        """Physical memory that the system calls available."""
+        del device
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def peak_bytes(self, device: torch.device) -> int:
+        """Largest resident size of this process."""
+        del device
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+
+    def synchronize(self, device: torch.device) -> None:
+        """Nothing is queued on a CPU."""
+        del device
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself."""
+        return tensor

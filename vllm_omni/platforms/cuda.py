@@ -1,0 +1,41 @@
+"""NVIDIA GPUs."""
+
+import torch
+
+
+class CudaPlatform:
+    """Device memory by the caching allocator, NCCL, cuDNN or flash attention through SDPA."""
+
+    name = "cuda"
+    collective_backend = "nccl"
+    attention_backend = "sdpa"
+    pool_from_free_memory = True
+
+    def device(self, local_rank: int) -> torch.device:
+        """GPU ``local_rank`` among the visible ones."""
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        return device
+
+    def free_bytes(self, device: torch.device) -> int:
+        """Free memory of the driver plus what the allocator holds unused."""
+        free, _ = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + cached
+
+    def peak_bytes(self, device: torch.device) -> int:
+        """Peak of allocated bytes."""
+        return torch.cuda.max_memory_allocated(device)
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for the current device."""
+        torch.cuda.synchronize(device)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy through pinned memory and wait for this copy only, not for work queued later."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(tensor.device))
+        done.synchronize()
+        return host
