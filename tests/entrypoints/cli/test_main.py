@@ -39,12 +39,14 @@ def echo_command(monkeypatch):
 @pytest.mark.parametrize(
     "line", ["--omni serve a b", "serve --omni a b", "serve a b --omni", "serve --omni a --omni b"]
 )
-def test_omni_may_stand_anywhere(echo_command, capsys, line):
+@pytest.mark.usefixtures("echo_command")
+def test_omni_may_stand_anywhere(capsys, line):
     assert dispatch(line.split()) == 3
     assert capsys.readouterr().out == "ours: a b\n"
 
 
-def test_our_errors_are_one_line_and_exit_1(echo_command, capsys):
+@pytest.mark.usefixtures("echo_command")
+def test_our_errors_are_one_line_and_exit_1(capsys):
     assert dispatch(["serve", "--omni", "bad"]) == 1
     assert capsys.readouterr().err == "vllm-omni serve: error: bad word\n"
 
@@ -99,7 +101,8 @@ def test_a_line_without_omni_goes_to_vllm_untouched(tmp_path):
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
-def test_a_line_without_omni_and_without_vllm_says_what_to_do(echo_command, capsys):
+@pytest.mark.usefixtures("echo_command")
+def test_a_line_without_omni_and_without_vllm_says_what_to_do(capsys):
     assert dispatch(["serve", "model"]) == 2
     message = capsys.readouterr().err
     assert "add --omni" in message

@@ -1,0 +1,72 @@
+"""The rules of collection, checked by running pytest on small files of its own."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
+
+MARKED = """
+import pytest
+
+@pytest.mark.core_model
+@pytest.mark.cpu
+def test_core(): pass
+
+@pytest.mark.advanced_model
+@pytest.mark.cpu
+def test_advanced(): pass
+
+@pytest.mark.full_model
+@pytest.mark.cpu
+def test_full(): pass
+
+@pytest.mark.core_model
+@pytest.mark.cpu
+@pytest.mark.soak
+def test_soak(): pass
+"""
+
+
+@pytest.fixture
+def project(pytester):
+    """A project that has our pytest configuration, our conftest and nothing else."""
+    root = Path(__file__).resolve().parents[2]
+    shutil.copy(root / "pyproject.toml", pytester.path)
+    shutil.copytree(
+        root / "tests" / "helpers", pytester.path / "tests" / "helpers",
+        ignore=shutil.ignore_patterns("test_*", "__pycache__"),
+    )  # fmt: skip
+    for name in ("__init__.py", "conftest.py"):
+        shutil.copy(root / "tests" / name, pytester.path / "tests")
+    return pytester
+
+
+def _run(project: pytest.Pytester, source: str, *options: str) -> pytest.RunResult:
+    (project.path / "tests" / "test_sample.py").write_text(source)
+    return project.runpytest_subprocess(
+        "-o", "addopts=--strict-markers", "-p", "no:cacheprovider", *options
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "passed"),
+    [
+        ((), 1),
+        (("--run-level=advanced_model",), 2),
+        (("--run-level=full_model",), 3),
+        (("-m", "soak"), 1),
+        (("-m", "core_model and not soak"), 1),
+    ],
+)
+def test_level_and_soak_select(project, options, passed):
+    _run(project, MARKED, *options).assert_outcomes(passed=passed, deselected=4 - passed)
+
+
+@pytest.mark.parametrize("mark", ["core_model", "cpu", "diffusion"])
+def test_a_test_without_level_or_hardware_is_refused(project, mark):
+    result = _run(project, f"import pytest\n@pytest.mark.{mark}\ndef test_bare(): pass\n")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*each test needs a mark*", "*test_bare*"])

@@ -1,0 +1,91 @@
+"""Writes an H.264 MP4 while its frames arrive, in constant memory."""
+
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+
+import av
+import numpy as np
+from jaxtyping import UInt8
+
+from vllm_omni.errors import ConfigError
+
+_BT709 = 1
+"""Code point of ITU-T H.273 for matrix, primaries and transfer, so that players need not guess."""
+
+
+class VideoWriter:
+    """An MP4 file that appears under its name only when it is complete.
+
+    Use it as a context manager. Frames go to a temporary file beside ``path``; leaving the block
+    normally renames it, an exception removes it.
+
+    Args:
+        path: file to write; replaced if it exists.
+        fps: pixel frames per second.
+        width: even number of pixels.
+        height: even number of pixels.
+        crf: x264's constant quality, lower is better.
+
+    Raises:
+        ConfigError: for an odd or empty size or a rate that is not positive.
+    """
+
+    def __init__(
+        self, path: Path, *, fps: float | int, width: int, height: int, crf: int = 18
+    ) -> None:
+        if width < 2 or height < 2 or width % 2 or height % 2:
+            raise ConfigError(f"H.264 needs even sides of at least 2, got {width}x{height}")
+        if not 0 < fps <= 1000:
+            raise ConfigError(f"fps must be in (0, 1000], got {fps}")
+        self.path = path
+        self.pixel_frames = 0
+        self._temporary = path.with_name(f".{path.name}.part")
+        self._shape = (height, width, 3)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._container = av.open(
+            str(self._temporary), "w", format="mp4", options={"movflags": "+faststart"}
+        )
+        rate = Fraction(fps).limit_denominator(1001)
+        self._stream = self._container.add_stream("libx264", rate=rate, options={"crf": str(crf)})
+        self._stream.width, self._stream.height = width, height
+        self._stream.pix_fmt = "yuv420p"
+        context = self._stream.codec_context
+        context.colorspace = context.color_primaries = context.color_trc = _BT709
+
+    def write(self, frames: UInt8[np.ndarray, "pixel_frames height width 3"]) -> None:
+        """Encode frames, RGB. Only the encoder's own look-ahead stays in memory."""
+        if frames.shape[1:] != self._shape:
+            raise ConfigError(f"frames of {self._shape} were announced, got {frames.shape[1:]}")
+        for pixels in frames:
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+            frame = frame.reformat(format="yuv420p", dst_colorspace="ITU709")
+            frame.pts = self.pixel_frames
+            frame.time_base = 1 / self._stream.codec_context.framerate
+            self._container.mux(self._stream.encode(frame))
+            self.pixel_frames += 1
+
+    def __enter__(self) -> "VideoWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None or self.pixel_frames == 0:
+            self._discard()
+            return
+        try:
+            self._container.mux(self._stream.encode(None))
+            self._container.close()
+            self._temporary.replace(self.path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _discard(self) -> None:
+        try:
+            self._container.close()
+        finally:
+            self._temporary.unlink(missing_ok=True)
