@@ -1,0 +1,126 @@
+"""The first picture as a condition: mask and image latents for each chunk of a session."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+from torch.nn import functional as F
+
+from vllm_omni.diffusion.geometry import VideoGeometry, chunk_pixel_frames
+from vllm_omni.diffusion.messages import SourceImage
+from vllm_omni.diffusion.models.lingbot_world.vae import EncoderState, WanVAE
+
+MASK_CHANNELS = 4
+_LARGEST_BYTE = 255
+
+
+def prepare_image(
+    image: SourceImage, geometry: VideoGeometry, device: torch.device, dtype: torch.dtype
+) -> Float[Tensor, "3 height width"]:
+    """Map a picture to [-1, 1], then resize it to the video's size.
+
+    Bicubic without antialiasing; overshoot beyond [-1, 1] is kept and so is no aspect ratio.
+    Computed in float32 on the host, so that every device starts from the same numbers.
+    """
+    pixels = _signed(image)
+    if pixels.shape[1:] != (geometry.height, geometry.width):
+        pixels = F.interpolate(
+            pixels[None],
+            size=(geometry.height, geometry.width),
+            mode="bicubic",
+            align_corners=False,
+        )[0]
+    return pixels.to(device=device, dtype=dtype)
+
+
+def _signed(image: SourceImage) -> Float32[Tensor, "3 height width"]:
+    if image.signed is not None:
+        return torch.tensor(image.signed).permute(2, 0, 1).contiguous()
+    assert image.rgb is not None, "a SourceImage holds one of two arrays"
+    pixels = torch.tensor(image.rgb).permute(2, 0, 1).float()
+    return pixels.div_(_LARGEST_BYTE).mul_(2.0).sub_(1.0).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionState:
+    """How far a session's condition has come. A new state comes out of each call.
+
+    Attributes:
+        next_chunk_index: chunk that the next call prepares.
+        height: of the session's pixel frames.
+        width: of the session's pixel frames.
+        image: first pixel frame; dropped once it is encoded.
+        encoder: history of the encoder; dropped at the fixed point.
+        fixed: the condition of every chunk from the fixed point on.
+    """
+
+    next_chunk_index: int
+    height: int
+    width: int
+    image: Float[Tensor, "3 height width"] | None = None
+    encoder: EncoderState | None = None
+    fixed: Float[Tensor, "channels 3 latent_height latent_width"] | None = None
+
+    @classmethod
+    def start(cls, image: Float[Tensor, "3 height width"]) -> Self:
+        """State of a session that begins with ``image``, as :func:`prepare_image` makes it."""
+        _, height, width = image.shape
+        return cls(0, height, width, image, EncoderState.fresh())
+
+    def bytes(self) -> int:
+        """Bytes of all tensors held."""
+        held = 0 if self.encoder is None else self.encoder.bytes()
+        return held + sum(t.nbytes for t in (self.image, self.fixed) if t is not None)
+
+    def pixels(self, like: Float[Tensor, "..."]) -> Float[Tensor, "3 pixel_frames height width"]:
+        """Pixel frames of the next chunk: the image first in chunk 0, zeros everywhere else.
+
+        Args:
+            like: gives dtype and device.
+        """
+        images = 0 if self.image is None else 1
+        grey_frames = chunk_pixel_frames(self.next_chunk_index) - images
+        grey = like.new_zeros(1).expand(3, grey_frames, self.height, self.width)
+        if self.image is None:
+            return grey
+        return torch.cat([self.image[:, None].to(grey), grey], dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionEncoder:
+    """Makes the condition of one chunk after another.
+
+    After the picture every pixel frame is zero (mid grey). The causal encoder forgets the
+    picture, so its history stops changing; from then on the same condition comes out for ever
+    and nothing is computed. That point is proved by comparing bits, never assumed.
+
+    Attributes:
+        dtype: of the condition, the transformer's.
+    """
+
+    vae: WanVAE
+    dtype: torch.dtype
+
+    def next_chunk(
+        self, state: ConditionState
+    ) -> tuple[Float[Tensor, "channels 3 latent_height latent_width"], ConditionState]:
+        """Mask (4 channels) and normalised image latents of the next chunk.
+
+        Returns:
+            The condition, which the caller must not write to, and the session's new state.
+        """
+        following = ConditionState(state.next_chunk_index + 1, state.height, state.width)
+        if state.fixed is not None:
+            return state.fixed, replace(following, fixed=state.fixed)
+        assert state.encoder is not None, "without a fixed condition there is a history"
+        pixels = state.pixels(like=self.vae.quant_conv.weight)
+        latents, encoder = self.vae.encode(pixels, state.encoder)
+        mask = latents.new_zeros(MASK_CHANNELS, *latents.shape[1:])
+        if state.next_chunk_index == 0:
+            mask[:, 0] = 1.0
+        condition = torch.cat([mask, latents]).to(self.dtype)
+        if state.next_chunk_index > 0 and encoder.same_history(state.encoder):
+            return condition, replace(following, fixed=condition)
+        return condition, replace(following, encoder=encoder)

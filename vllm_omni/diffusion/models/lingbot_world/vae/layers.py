@@ -1,0 +1,211 @@
+"""Norm, residual block, frame attention and resamplers of the Wan VAE.
+
+Same conventions as :mod:`.convolution`: activations ``[time, height, width, channels]``,
+histories in and out, weights named as in the checkpoint.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
+    HISTORY_FRAMES,
+    CausalConv3d,
+    Columns,
+    ConvPath,
+    PointwiseConv,
+    Preparable,
+    SpatialConv,
+    TemporalConv,
+)
+from vllm_omni.diffusion.models.lingbot_world.vae.state import LevelHistory, ResidualHistory
+
+SMALLEST_NORM = 1e-12
+UPSAMPLE = 2
+
+
+class ChannelNorm(Preparable):
+    """``x / max(|x|, 1e-12) * sqrt(channels) * gamma`` over the channels, in float32.
+
+    Args:
+        axes: trailing axes of one in the checkpoint's ``gamma``.
+    """
+
+    def __init__(self, channels: int, *, axes: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.empty(channels, *(1,) * axes))
+        self._scale: Tensor | None = None
+
+    def prepare(self, _path: ConvPath, /) -> None:
+        """Fold the constant factor into ``gamma``."""
+        gamma = self.gamma.detach().flatten().float()
+        self._scale = gamma * gamma.numel() ** 0.5
+
+    def forward(
+        self, x: Float[Tensor, "time height width channels"]
+    ) -> Float[Tensor, "time height width channels"]:
+        """Normalise; the result is new memory."""
+        assert self._scale is not None, "prepare() comes before the first call"
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        inverse = norm.clamp_min_(SMALLEST_NORM).reciprocal_()
+        return (x * inverse).mul_(self._scale).to(x.dtype)
+
+
+class ResidualBlock(nn.Module):
+    """Two normalised causal convolutions around a shortcut."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.norm1 = ChannelNorm(in_channels, axes=3)
+        self.conv1 = CausalConv3d(in_channels, out_channels)
+        self.norm2 = ChannelNorm(out_channels, axes=3)
+        self.conv2 = CausalConv3d(out_channels, out_channels)
+        self.conv_shortcut = (
+            nn.Identity()
+            if in_channels == out_channels
+            else PointwiseConv(in_channels, out_channels, axes=3)
+        )
+
+    def forward(
+        self,
+        x: Float[Tensor, "time height width in_channels"],
+        history: ResidualHistory,
+        columns: Columns,
+    ) -> tuple[Float[Tensor, "time height width out_channels"], ResidualHistory]:
+        """Return ``shortcut(x) + conv2(silu(norm2(conv1(silu(norm1(x))))))``."""
+        y = F.silu(self.norm1(x), inplace=True)
+        y, conv1 = self.conv1(y, history.conv1, columns)
+        y = F.silu(self.norm2(y), inplace=True)
+        y, conv2 = self.conv2(y, history.conv2, columns)
+        return y.add_(self.conv_shortcut(x)), ResidualHistory(conv1, conv2)
+
+
+class FrameAttention(nn.Module):
+    """Single-head self-attention over the pixels of each frame, around a shortcut."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = ChannelNorm(channels, axes=2)
+        self.to_qkv = PointwiseConv(channels, 3 * channels, axes=2)
+        self.proj = PointwiseConv(channels, channels, axes=2)
+
+    def forward(
+        self, x: Float[Tensor, "time height width channels"]
+    ) -> Float[Tensor, "time height width channels"]:
+        """Attend within each whole frame."""
+        # [time, pixels, 3 * channels] -> three contiguous [time, 1, pixels, channels]: strided
+        # operands make the attention kernel sum in another order.
+        qkv = self.to_qkv(self.norm(x)).flatten(1, 2).unsqueeze(1)
+        query, key, value = (part.contiguous() for part in qkv.chunk(3, dim=-1))
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return self.proj(attended.view(x.shape)).add_(x)
+
+
+class MiddleBlock(nn.Module):
+    """Residual block, frame attention, residual block, at the coarsest resolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.resnets = nn.ModuleList(ResidualBlock(channels, channels) for _ in range(2))
+        self.attentions = nn.ModuleList([FrameAttention(channels)])
+
+    def forward(
+        self,
+        x: Float[Tensor, "time height width channels"],
+        history: tuple[ResidualHistory, ResidualHistory],
+        columns: Columns,
+    ) -> tuple[
+        Float[Tensor, "time height width channels"], tuple[ResidualHistory, ResidualHistory]
+    ]:
+        """Run the three in turn; the attention sees the full width."""
+        x, first = self.resnets[0](x, history[0], columns)
+        x = columns.own(self.attentions[0](columns.gather(x)))
+        x, second = self.resnets[1](x, history[1], columns)
+        return x, (first, second)
+
+
+class Downsampler(nn.Module):
+    """Halve rows and columns, then time if ``temporal``."""
+
+    def __init__(self, channels: int, *, temporal: bool) -> None:
+        super().__init__()
+        self.resample = nn.ModuleDict({"1": SpatialConv(channels, channels)})
+        self.time_conv = TemporalConv(channels, channels, stride=2) if temporal else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "time height width channels"],
+        history: Float[Tensor, "1 half_height half_width channels"] | None,
+    ) -> tuple[
+        Float[Tensor, "out_time half_height half_width channels"],
+        Float[Tensor, "1 half_height half_width channels"] | None,
+    ]:
+        """Downsample; a session's first call passes its one frame on without halving time."""
+        x = self.resample["1"](F.pad(x, (0, 0, 0, 1, 0, 1)), padding=(0, 0), stride=2)
+        if self.time_conv is None:
+            return x, None
+        last = x[-1:].clone()
+        if history is None:
+            return x, last
+        return self.time_conv(torch.cat([history, x])), last
+
+
+class Upsampler(nn.Module):
+    """Double time if ``temporal``, then rows and columns; halves the channels."""
+
+    def __init__(self, channels: int, *, temporal: bool) -> None:
+        super().__init__()
+        self.resample = nn.ModuleDict({"1": SpatialConv(channels, channels // 2)})
+        self.time_conv = TemporalConv(channels, 2 * channels, stride=1) if temporal else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "time height width channels"],
+        history: Float[Tensor, "2 height width channels"] | None,
+        columns: Columns,
+    ) -> tuple[
+        Float[Tensor, "out_time double_height double_width out_channels"],
+        Float[Tensor, "2 height width channels"] | None,
+    ]:
+        """Upsample; a session's first call passes its one frame on without doubling time."""
+        kept = None
+        if self.time_conv is not None and history is None:
+            # The frame that passed through leaves no trace: the next call looks back on zeros.
+            kept = x.new_zeros(HISTORY_FRAMES, *x.shape[1:])
+        elif self.time_conv is not None and history is not None:
+            padded = torch.cat([history, x])
+            kept = padded[-HISTORY_FRAMES:].clone()
+            x = _interleave(self.time_conv(padded))
+        x = columns.halo(_nearest(x))
+        return self.resample["1"](x, padding=(1, columns.width_padding)), kept
+
+
+def _interleave(
+    x: Float[Tensor, "time height width double_channels"],
+) -> Float[Tensor, "double_time height width channels"]:
+    """Make two frames of each: its first half of channels, then its second."""
+    return torch.stack(x.chunk(2, dim=-1), dim=1).flatten(0, 1)
+
+
+def _nearest(
+    x: Float[Tensor, "time height width channels"],
+) -> Float[Tensor, "time double_height double_width channels"]:
+    """Repeat every pixel in a 2x2 square."""
+    time, height, width, channels = x.shape
+    squares = x[:, :, None, :, None].expand(time, height, UPSAMPLE, width, UPSAMPLE, channels)
+    return squares.reshape(time, UPSAMPLE * height, UPSAMPLE * width, channels)
+
+
+def run_residuals(
+    blocks: nn.ModuleList,
+    x: Float[Tensor, "time height width in_channels"],
+    history: LevelHistory,
+    columns: Columns,
+) -> tuple[Float[Tensor, "time height width out_channels"], tuple[ResidualHistory, ...]]:
+    """Run the residual blocks of one level in turn."""
+    kept: list[ResidualHistory] = []
+    for block, block_history in zip(blocks, history.residuals, strict=True):
+        x, block_kept = block(x, block_history, columns)
+        kept.append(block_kept)
+    return x, tuple(kept)

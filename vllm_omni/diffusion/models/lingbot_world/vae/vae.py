@@ -1,0 +1,168 @@
+"""The Wan VAE: streaming encode and decode with state that the caller owns.
+
+Weights are those of the checkpoint's ``vae/diffusion_pytorch_model.safetensors``, by name and
+shape. Every call works through its frames one latent frame at a time, so the result does not
+depend on how a rollout is cut into calls: chunk plans agree bit for bit.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor, nn
+
+from vllm_omni.diffusion.models.lingbot_world.vae.config import (
+    COLOURS,
+    SPATIAL_FACTOR,
+    TEMPORAL_FACTOR,
+    VaeConfig,
+)
+from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
+    WHOLE_FRAME,
+    Columns,
+    ConvPath,
+    PointwiseConv,
+    Preparable,
+)
+from vllm_omni.diffusion.models.lingbot_world.vae.decoder import Decoder
+from vllm_omni.diffusion.models.lingbot_world.vae.encoder import Encoder
+from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
+
+
+class WanVAE(nn.Module):
+    """Encoder and decoder with their latent statistics.
+
+    Build it, load the weights, move it to its device and dtype, then call :meth:`prepare` once.
+    Gradients are neither needed nor supported: call under ``torch.inference_mode``.
+
+    Args:
+        conv_path: ``stacked``, ``conv3d``, or ``auto`` for the faster of the two on the device.
+    """
+
+    def __init__(self, config: VaeConfig, *, conv_path: str = "auto") -> None:
+        super().__init__()
+        self.config = config
+        self.conv_path = conv_path
+        self.encoder = Encoder(config)
+        self.quant_conv = PointwiseConv(2 * config.z_dim, 2 * config.z_dim, axes=3)
+        self.post_quant_conv = PointwiseConv(config.z_dim, config.z_dim, axes=3)
+        self.decoder = Decoder(config)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return self.quant_conv.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of weights and activations."""
+        return self.quant_conv.weight.device
+
+    def prepare(self) -> None:
+        """Arrange the weights for the convolution path, without a second copy of them.
+
+        Needed once, after loading and after every later change of device, dtype or storage.
+        """
+        path = ConvPath.choose(self.conv_path, self.device)
+        # Parameters cannot become views of tensors made in inference mode.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            for module in self.modules():
+                if isinstance(module, Preparable):
+                    module.prepare(path)
+
+    def encode(
+        self,
+        pixels: Float[Tensor, "3 pixel_frames height width"],
+        state: EncoderState,
+    ) -> tuple[Float[Tensor, "z latent_frames latent_height latent_width"], EncoderState]:
+        """Normalised posterior mean of the next pixel frames of a session.
+
+        Args:
+            pixels: in [-1, 1], sides multiples of 8. A session's first call takes 1 + 4k
+                frames, a later one 4k.
+
+        Raises:
+            ValueError: for another number of frames or another size.
+        """
+        moments, state = self.encode_moments(pixels, state)
+        mean, std = self._statistics(moments)
+        normalised = (moments[..., : self.config.z_dim] - mean) / std
+        return normalised.permute(3, 0, 1, 2).contiguous(), state
+
+    def encode_moments(
+        self,
+        pixels: Float[Tensor, "3 pixel_frames height width"],
+        state: EncoderState,
+    ) -> tuple[Float[Tensor, "latent_frames latent_height latent_width moments"], EncoderState]:
+        """Posterior means, then log-variances, of the next pixel frames; see :meth:`encode`."""
+        spans = list(_latent_frame_spans(pixels.shape[1], started=state.latent_frames > 0))
+        _check_sides(pixels.shape[2], pixels.shape[3])
+        history = state.history or self.encoder.fresh()
+        moments: list[Tensor] = []
+        for first, after in spans:
+            span = pixels[:, first:after].to(self.dtype).permute(1, 2, 3, 0).contiguous()
+            frame, history = self.encoder(span, history)
+            moments.append(self.quant_conv(frame))
+        return torch.cat(moments), EncoderState(state.latent_frames + len(spans), history)
+
+    def decode(
+        self,
+        latents: Float32[Tensor, "z latent_frames latent_height latent_width"],
+        state: DecoderState,
+        columns: Columns = WHOLE_FRAME,
+    ) -> tuple[Float[Tensor, "3 pixel_frames height width"], DecoderState]:
+        """Pixels in [-1, 1] of the next latent frames of a session.
+
+        Args:
+            latents: model space. The first of a session makes one pixel frame, others four.
+            columns: which columns of the frame to decode; all by default.
+
+        Returns:
+            Pixels in the VAE's dtype, laid out ``[pixel_frames, height, width, 3]`` in memory,
+            and the new state.
+        """
+        mean, std = self._statistics(latents)
+        scaled = latents.permute(1, 2, 3, 0) * std + mean
+        scaled = columns.own(scaled.to(self.dtype).contiguous())
+        latent_frames, latent_height, latent_width, _ = scaled.shape
+        missing = TEMPORAL_FACTOR - 1 if state.latent_frames == 0 else 0
+        pixels = scaled.new_empty(
+            TEMPORAL_FACTOR * latent_frames - missing,
+            SPATIAL_FACTOR * latent_height,
+            SPATIAL_FACTOR * latent_width,
+            COLOURS,
+        )
+        history = state.history or self.decoder.fresh()
+        done = 0
+        for frame in scaled.split(1):
+            decoded, history = self.decoder(self.post_quant_conv(frame), history, columns)
+            torch.clamp(decoded, -1.0, 1.0, out=pixels[done : done + len(decoded)])
+            done += len(decoded)
+        return pixels.permute(3, 0, 1, 2), DecoderState(
+            state.latent_frames + latent_frames, history
+        )
+
+    def _statistics(
+        self, like: Float[Tensor, "..."]
+    ) -> tuple[Float[Tensor, " z"], Float[Tensor, " z"]]:
+        """Latent mean and standard deviation in a tensor's dtype."""
+        return like.new_tensor(self.config.latents_mean), like.new_tensor(self.config.latents_std)
+
+
+def _latent_frame_spans(pixel_frames: int, *, started: bool) -> Iterator[tuple[int, int]]:
+    """Ranges of pixel frames that make one latent frame each."""
+    lead = 0 if started else 1
+    if pixel_frames < 1 or (pixel_frames - lead) % TEMPORAL_FACTOR:
+        needed = f"{TEMPORAL_FACTOR}k" if started else f"1 + {TEMPORAL_FACTOR}k"
+        raise ValueError(f"encode takes {needed} pixel frames here, got {pixel_frames}")
+    if lead:
+        yield 0, 1
+    for first in range(lead, pixel_frames, TEMPORAL_FACTOR):
+        yield first, first + TEMPORAL_FACTOR
+
+
+def _check_sides(height: int, width: int) -> None:
+    if height % SPATIAL_FACTOR or width % SPATIAL_FACTOR:
+        raise ValueError(
+            f"sides of a frame must be multiples of {SPATIAL_FACTOR} pixels, got {width}x{height}"
+        )
