@@ -1,0 +1,57 @@
+"""Encoder options of a client: the list, the ranges, the refusals."""
+
+import pytest
+
+from vllm_omni.entrypoints.server.encoder_options import EncoderOptions, parse_encoder_options
+from vllm_omni.errors import InvalidRequestError
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+
+def test_defaults_and_every_option():
+    assert parse_encoder_options({}) == EncoderOptions()
+    assert parse_encoder_options(
+        {"preset": "fast", "crf": "23.5", "tune": "film"}
+    ) == EncoderOptions("fast", 23.5, "film", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"), [("4M", 4_000_000), ("800k", 800_000), ("1.5m", 1_500_000), (64000, 64_000)]
+)
+def test_bitrate_replaces_the_constant_quality(text, bits):
+    options = parse_encoder_options({"bitrate": text})
+    assert (options.bitrate_bps, options.crf) == (bits, None)
+    assert "crf" not in options.ffmpeg_options()
+
+
+def test_latency_is_always_tuned_for():
+    assert EncoderOptions().ffmpeg_options()["tune"] == "zerolatency"
+    assert EncoderOptions(tune="film").ffmpeg_options()["tune"] == "film,zerolatency"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        "preset=fast",
+        ["preset"],
+        {"threads": "0"},
+        {"x264-params": "log=/etc/passwd"},
+        {"preset": "placebo"},
+        {"preset": ["fast"]},
+        {"tune": "touhou"},
+        {"crf": 0},
+        {"crf": 52},
+        {"crf": True},
+        {"crf": "18:log=1"},
+        {"crf": float("nan")},
+        {"bitrate": "4G"},
+        {"bitrate": 1},
+        {"bitrate": "9999M"},
+        {"bitrate": False},
+        {"bitrate": "1M", "crf": 20},
+    ],
+)
+def test_anything_else_is_refused(raw):
+    with pytest.raises(InvalidRequestError, match="video_codec_options"):
+        parse_encoder_options(raw)

@@ -1,0 +1,200 @@
+"""``session.start``: fields, alternative spellings and what they resolve to."""
+
+import json
+
+import pytest
+
+from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
+from vllm_omni.entrypoints.server.protocol import SessionStart, parse_start
+from vllm_omni.errors import InvalidRequestError
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+URL = "data:image/png;base64,AAAA"
+
+
+def start(**fields: object) -> SessionStart:
+    base = {"type": "session.start", "prompt": "a", "image_reference": {"image_url": URL}}
+    return parse_start(json.dumps(base | fields))
+
+
+def test_defaults():
+    params = start().resolved()
+    assert (params.prompt, params.image_url) == ("a", URL)
+    assert (params.width, params.height, params.num_frames, params.seed) == (None,) * 4
+    assert params.fps == 24
+    assert (params.queue, params.unbounded, params.max_lead_ms) == (False, False, None)
+    assert params.extra_args == {}
+    assert params.encoder == EncoderOptions("ultrafast", 18.0, "zerolatency", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({"width": 64, "height": 48}, (64, 48)),
+        ({"width": 64}, (None, None)),
+        ({"height": 48}, (None, None)),
+        ({"size": "320x192", "width": 64, "height": 48}, (320, 192)),
+        ({"video_params": {"width": 64, "height": 48}}, (64, 48)),
+        ({"width": 80, "video_params": {"width": 64, "height": 48}}, (80, 48)),
+    ],
+)
+def test_size(fields, size):
+    params = start(**fields).resolved()
+    assert (params.width, params.height) == size
+
+
+@pytest.mark.parametrize(
+    ("fields", "frames", "fps"),
+    [
+        ({"num_frames": 33, "seconds": "9", "fps": 16}, 33, 16),
+        ({"video_params": {"num_frames": 21, "fps": 12.5}}, 21, 12.5),
+        ({"fps": 30, "video_params": {"fps": 12.5}}, None, 30),
+        ({"seconds": "2"}, 48, 24),
+        ({"seconds": "3", "fps": 7}, 21, 7),
+        ({"seconds": "2", "fps": 10.4}, 20, 10.4),
+    ],
+)
+def test_length_and_rate(fields, frames, fps):
+    params = start(**fields).resolved()
+    assert (params.num_frames, params.fps) == (frames, fps)
+
+
+def test_sampling_params_are_lifted_unless_present_and_the_rest_is_extra():
+    params = start(
+        seed=1,
+        sampling_params={
+            "seed": 2, "num_frames": 21, "camera_action_script": [], "both": 1,
+            "extra_params": {"both": 2, "inner": 3},
+        },
+        extra_params={"outer": 4, "inner": 5},
+    ).resolved()  # fmt: skip
+    assert (params.seed, params.num_frames) == (1, 21)
+    assert params.extra_args == {"camera_action_script": [], "both": 2, "inner": 5, "outer": 4}
+
+
+def test_flow_shift_joins_the_extra_arguments():
+    assert start(flow_shift=3.0, extra_params={"flow_shift": 7.0}).resolved().extra_args == {
+        "flow_shift": 3.0
+    }
+    assert start(extra_params={"flow_shift": 7.0}).resolved().extra_args == {"flow_shift": 7.0}
+
+
+def test_resolved_arguments_cannot_be_changed():
+    with pytest.raises(TypeError):
+        start().resolved().extra_args["seed"] = 1
+
+
+def test_encoder_options_are_taken_out_of_the_extra_arguments():
+    params = start(
+        extra_params={"video_codec_options": {"crf": "23"}, "preencode_mp4": False, "x": 1}
+    ).resolved()
+    assert params.encoder.crf == 23
+    assert params.extra_args == {"x": 1}
+
+
+def test_unknown_fields_are_ignored_and_nulls_mean_absent():
+    assert start(colour="red", seed=None, extra_params=None, size=None) == start()
+
+
+def test_the_echo_has_defaults_and_no_nulls():
+    config = start(seed=4, negative_prompt=None).config()
+    assert config["image_reference"] == {"image_url": URL}
+    assert config["num_outputs_per_prompt"] == 1
+    assert "type" not in config
+    assert None not in config.values()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", None),
+        ("format", "mp4"),
+        ("width", 0),
+        ("width", True),
+        ("width", 1.5),
+        ("num_frames", -3),
+        ("num_frames", "many"),
+        ("fps", 0.5),
+        ("fps", False),
+        ("size", "64*48"),
+        ("size", "64x0"),
+        ("seconds", "0"),
+        ("seconds", 4),
+        ("seed", 2**63),
+        ("num_inference_steps", 201),
+        ("guidance_scale", 21),
+        ("boundary_ratio", 1.5),
+        ("flow_shift", 0),
+        ("quality", "low"),
+        ("num_outputs_per_prompt", 11),
+        ("image_reference", [{"image_url": URL}]),
+        ("image_reference", {"file_id": "f"}),
+        ("image_reference", {"file_id": "f", "image_url": URL}),
+        ("lora", "adapter"),
+        ("extra_params", [1]),
+        ("sampling_params", "x"),
+        ("max_lead_ms", -1),
+        ("queue", 7),
+    ],
+)
+def test_a_bad_field_is_named(field, value):
+    with pytest.raises(InvalidRequestError) as caught:
+        start(**{field: value})
+    assert caught.value.field.split(".")[0] == field
+
+
+def test_digits_in_text_are_numbers():
+    params = start(num_frames="21", fps="16").resolved()
+    assert (params.num_frames, params.fps) == (21, 16.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_frames": 9},
+        {"seconds": "3"},
+        {"video_params": {"num_frames": 9}},
+        {"sampling_params": {"num_frames": 9}},
+        {"extra_params": {"action_path": "p"}},
+        {"sampling_params": {"camera_action_script": []}},
+    ],
+)
+def test_unbounded_excludes_a_length(fields):
+    with pytest.raises(InvalidRequestError, match="unbounded excludes"):
+        start(unbounded=True, **fields)
+
+
+def test_unbounded():
+    params = start(unbounded=True, queue=True, max_lead_ms=500).resolved()
+    assert (params.unbounded, params.num_frames) == (True, None)
+    assert (params.queue, params.max_lead_ms) == (True, 500)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"prompt": "  "}, "prompt"),
+        ({"image_reference": None}, "image_reference"),
+        ({"num_inference_steps": 8}, "num_inference_steps"),
+        ({"num_outputs_per_prompt": 2}, "num_outputs_per_prompt"),
+        ({"lora": {"name": "l"}}, "lora"),
+        ({"extra_params": {"preencode_mp4": True}}, "extra_params.preencode_mp4"),
+        (
+            {"extra_params": {"video_codec_options": {"x264-params": "x"}}},
+            "extra_params.video_codec_options",
+        ),
+    ],
+)
+def test_well_formed_but_unserved_is_refused_when_resolved(fields, field):
+    message = start(**fields)
+    with pytest.raises(InvalidRequestError) as caught:
+        message.resolved()
+    assert caught.value.field == field
+
+
+def test_model_name():
+    start().check_model(("world",))
+    start(model="world").check_model(("lingbot", "world"))
+    with pytest.raises(InvalidRequestError, match=r"model: .*'other'.*served: lingbot, world"):
+        start(model="other").check_model(("lingbot", "world"))

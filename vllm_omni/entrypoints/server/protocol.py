@@ -1,0 +1,345 @@
+"""Every message of ``/v1/realtime/video``, in both directions, and their parsing.
+
+A message is a JSON object in a text frame; video travels in binary frames, each right after its
+``video.chunk_metadata``. ``docs/reference/websocket_protocol.md`` is generated from this module.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, get_args
+
+from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic.json_schema import models_json_schema
+
+from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
+from vllm_omni.entrypoints.server.start import ImageReference, SessionStart, StartParams
+from vllm_omni.entrypoints.server.wire import (
+    Integral,
+    Message,
+    Seed,
+    Text,
+    Wire,
+    load_object,
+    not_blank,
+    refuse,
+    validate,
+)
+from vllm_omni.errors import InvalidRequestError, OmniError
+
+__all__ = [
+    "CLIENT_MESSAGES",
+    "MAX_CONTROL_CHARS",
+    "MAX_START_CHARS",
+    "SERVER_MESSAGES",
+    "Capabilities",
+    "ControlMessage",
+    "EncoderOptions",
+    "ErrorMessage",
+    "ImageReference",
+    "Interaction",
+    "InteractionEvent",
+    "ServerMessage",
+    "SessionDone",
+    "SessionInteraction",
+    "SessionInteractionQueued",
+    "SessionPing",
+    "SessionPong",
+    "SessionQueued",
+    "SessionReset",
+    "SessionResetDone",
+    "SessionStart",
+    "SessionStop",
+    "StartParams",
+    "VideoChunkMetadata",
+    "VideoStart",
+    "parse_control",
+    "parse_server",
+    "parse_start",
+    "protocol_schema",
+]
+
+MAX_START_CHARS = 4_194_304
+"""Characters of ``session.start``, picture included."""
+MAX_CONTROL_CHARS = 131_072
+"""Characters of any later message of a client."""
+MAX_EVENT_ID_CHARS = 256
+
+
+# ------------------------------------------------------------------ client to server
+
+
+class SessionPing(Wire):
+    """Keeps an otherwise idle session alive; answered by ``session.pong``."""
+
+    type: Literal["session.ping"] = "session.ping"
+
+
+class SessionStop(Wire):
+    """Ends the rollout at the next chunk boundary; answered by ``session.done``."""
+
+    type: Literal["session.stop"] = "session.stop"
+
+
+class InteractionEvent(Wire):
+    """What happens: a new prompt, a camera movement, or both at once."""
+
+    model_config = ConfigDict(extra="allow")
+
+    prompt: str | None = Field(None, description="new prompt, not blank")
+    multi_modal_data: dict[str, dict[str, JsonValue]] | None = Field(
+        None,
+        description="payload of each modality, for example camera: {mode: target or velocity, "
+        "data: {translation: [x, y, z], rotation: [x, y, z, w]}}; +X right, +Y down, +Z forward",
+    )
+    negative_prompt: None = Field(None, description="must be absent or null")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_empty(cls, raw: object) -> object:
+        if isinstance(raw, dict) and not raw.get("prompt") and not raw.get("multi_modal_data"):
+            raise refuse("needs a prompt or multi_modal_data")
+        return raw
+
+    _prompt_not_blank = field_validator("prompt")(not_blank)
+
+
+class Interaction(Wire):
+    """One event of a client. Fields are checked in this order; the first failure is reported."""
+
+    event_id: Annotated[Text, Field(max_length=MAX_EVENT_ID_CHARS)] | None = Field(
+        None, description="unique in the session; the server makes one if absent"
+    )
+    event: InteractionEvent
+    transition_chunks: Integral | None = Field(
+        None, description="chunks over which the change is spread; prompt 3, camera target 1"
+    )
+
+
+class SessionInteraction(Wire):
+    """Steers the world from the next chunk boundary on; refusals leave the session running."""
+
+    type: Literal["session.interaction"] = "session.interaction"
+    interaction: Interaction
+
+
+class SessionReset(Wire):
+    """Restarts the world from chunk 0 at the next chunk boundary; equal to a fresh session."""
+
+    type: Literal["session.reset"] = "session.reset"
+    prompt: str | None = Field(None, description="the current prompt if absent")
+    image_reference: ImageReference | None = Field(None, description="the first picture if absent")
+    seed: Seed | None = Field(None, description="the first seed if absent")
+
+    _prompt_not_blank = field_validator("prompt")(not_blank)
+
+
+ControlMessage = SessionPing | SessionStop | SessionInteraction | SessionReset
+
+
+# ------------------------------------------------------------------ server to client
+
+
+class _ServerMessage(Wire):
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Fields that do not appear on the wire while they are ``None``."""
+
+    def to_text(self) -> str:
+        """The message as it is sent."""
+        values = self.__dict__
+        return self.model_dump_json(exclude={n for n in self.left_out if values[n] is None})
+
+
+class Capabilities(Wire):
+    """What this server can do; also at ``GET /v1/realtime/capabilities``."""
+
+    height: int | None = Field(description="pixels of a session that names no size")
+    width: int | None = Field(description="pixels; null where the picture decides")
+    frames_first_chunk: int
+    frames_per_chunk: int
+    native_fps: float
+    max_prompt_tokens: int
+    modalities: list[str] = Field(description="what session.interaction may carry")
+    max_sessions: int = Field(description="worlds that are generated at the same time")
+
+
+class SessionQueued(_ServerMessage):
+    """Place in the waiting line (1 is next); only with ``queue: true``, before ``video.start``."""
+
+    type: Literal["session.queued"] = "session.queued"
+    request_id: str
+    position: int = Field(ge=1)
+
+
+class VideoStart(_ServerMessage):
+    """The start message was understood; sent before the picture is decoded."""
+
+    left_out: ClassVar[frozenset[str]] = frozenset({"capabilities"})
+
+    type: Literal["video.start"] = "video.start"
+    request_id: str
+    format: Literal["m4s"] = "m4s"
+    config: dict[str, JsonValue] = Field(description="the request without nulls")
+    capabilities: Capabilities | None = None
+
+
+class VideoChunkMetadata(_ServerMessage):
+    """Describes the binary frame that follows at once."""
+
+    left_out: ClassVar[frozenset[str]] = frozenset({"server_ready_ms", "applied"})
+
+    type: Literal["video.chunk_metadata"] = "video.chunk_metadata"
+    request_id: str
+    kind: Literal["media", "trailer"] = "media"
+    num_frames: int = Field(ge=0, description="pixel frames: 9, then 12; 0 for a trailer")
+    byte_length: int = Field(ge=0)
+    generation_chunk_index: int | None = Field(description="from 0; null for a trailer")
+    started_event_ids: list[str] = Field(default_factory=list)
+    active_event_ids: list[str] = Field(default_factory=list)
+    completed_event_ids: list[str] = Field(default_factory=list)
+    transport_chunk_index: int = Field(ge=0, description="0, 1, 2, ... over all binary frames")
+    server_ready_ms: float | None = Field(
+        None, description="when the worker had the pixels, since video.start was sent"
+    )
+    applied: dict[str, int] | None = Field(
+        None, description="latent frame of the rollout at which each event took effect"
+    )
+
+
+class SessionInteractionQueued(_ServerMessage):
+    """An interaction was accepted; it takes effect at the next chunk boundary."""
+
+    type: Literal["session.interaction.queued"] = "session.interaction.queued"
+    request_id: str
+    event_id: str
+
+
+class SessionResetDone(_ServerMessage):
+    """The next chunk is chunk 0 of the restarted world."""
+
+    type: Literal["session.reset.done"] = "session.reset.done"
+    request_id: str
+
+
+class SessionPong(_ServerMessage):
+    """Answer to ``session.ping``."""
+
+    type: Literal["session.pong"] = "session.pong"
+
+
+class SessionDone(_ServerMessage):
+    """The rollout ended; the socket is closed with 1000 afterwards."""
+
+    type: Literal["session.done"] = "session.done"
+    request_id: str
+    chunks: int = Field(ge=0, description="binary frames sent, trailer included")
+    stopped: bool = Field(description="whether it ended before its length")
+
+
+class ErrorMessage(_ServerMessage):
+    """A refusal or a failure; the session goes on unless the socket is closed after it."""
+
+    left_out: ClassVar[frozenset[str]] = frozenset({"code", "request_id", "event_id"})
+
+    type: Literal["error"] = "error"
+    message: str
+    code: str | None = Field(
+        None,
+        description="event_id_conflict, interaction_failed, invalid_request, server_full, "
+        "worker_restarted, out_of_memory or client_too_slow",
+    )
+    request_id: str | None = None
+    event_id: str | None = None
+
+    @classmethod
+    def of(
+        cls, error: OmniError, *, request_id: str | None = None, event_id: str | None = None
+    ) -> "ErrorMessage":
+        """The message that tells a client about ``error``."""
+        return cls(message=str(error), code=error.code, request_id=request_id, event_id=event_id)
+
+
+ServerMessage = (
+    SessionQueued | VideoStart | VideoChunkMetadata | SessionInteractionQueued
+    | SessionResetDone | SessionPong | SessionDone | ErrorMessage
+)  # fmt: skip
+
+CLIENT_MESSAGES: tuple[type[Wire], ...] = (
+    SessionStart, SessionPing, SessionStop, SessionInteraction, SessionReset,
+)  # fmt: skip
+SERVER_MESSAGES: tuple[type[Wire], ...] = (
+    SessionQueued, VideoStart, VideoChunkMetadata, SessionInteractionQueued, SessionResetDone,
+    SessionPong, SessionDone, ErrorMessage,
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------ parsing
+
+
+def type_of(model: type[Wire]) -> str:
+    """Value of the ``type`` field of a message class."""
+    return get_args(model.model_fields["type"].annotation)[0]
+
+
+_CONTROLS = {type_of(model): model for model in CLIENT_MESSAGES[1:]}
+_ANSWERS = {type_of(model): model for model in SERVER_MESSAGES}
+
+
+def parse_start(text: str) -> SessionStart:
+    """The first message of a client.
+
+    Raises:
+        InvalidRequestError: names the field that is wrong. The session ends.
+    """
+    raw = load_object(text, limit=MAX_START_CHARS)
+    if raw.get("type") != "session.start":
+        raise InvalidRequestError(
+            f"the first message must be session.start, got {raw.get('type')!r:.60}", field="type"
+        )
+    return validate(SessionStart, raw)
+
+
+def parse_control(text: str) -> ControlMessage:
+    """Any later message of a client.
+
+    Raises:
+        InvalidRequestError: names the field that is wrong. The session goes on.
+    """
+    return _parse(load_object(text, limit=MAX_CONTROL_CHARS), _CONTROLS)
+
+
+def parse_server(text: str) -> ServerMessage:
+    """A message of the server, for clients.
+
+    Raises:
+        InvalidRequestError: not a message of this protocol.
+    """
+    return _parse(load_object(text, limit=2 * MAX_START_CHARS), _ANSWERS)
+
+
+def _parse(raw: dict[str, object], known: Mapping[str, type[Message]]) -> Message:
+    kind = raw.get("type")
+    if not isinstance(kind, str) or kind not in known:
+        raise InvalidRequestError(
+            f"Unknown message type {kind!r:.60}; expected one of {', '.join(known)}"
+        )
+    return validate(known[kind], raw)
+
+
+def protocol_schema() -> dict[str, JsonValue]:
+    """JSON schema of all messages: ``$defs`` by class, and the two unions of them."""
+    models = CLIENT_MESSAGES + SERVER_MESSAGES
+    _, schema = models_json_schema(
+        [(model, "validation") for model in models], ref_template="#/$defs/{model}"
+    )
+    definitions = schema["$defs"]
+    for name, members in (("ClientMessage", CLIENT_MESSAGES), ("ServerMessage", SERVER_MESSAGES)):
+        definitions[name] = {"oneOf": [{"$ref": f"#/$defs/{m.__name__}"} for m in members]}
+        for member in members:
+            definitions[member.__name__]["required"] = sorted(
+                {"type", *definitions[member.__name__].get("required", [])}
+            )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Messages of /v1/realtime/video",
+        "anyOf": [{"$ref": "#/$defs/ClientMessage"}, {"$ref": "#/$defs/ServerMessage"}],
+        "$defs": definitions,
+    }
