@@ -38,6 +38,12 @@ def master_port() -> int | None:
     return _positive_int("MASTER_PORT")
 
 
+def visible_devices(platform: str) -> str | None:
+    """Device list that the operator allows this process on a platform, ``None`` when not set."""
+    name = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}.get(platform)
+    return None if name is None else os.environ.get(name)
+
+
 def export(variables: dict[str, str]) -> None:
     """Set variables for this process and those that it starts."""
     os.environ.update(variables)

@@ -5,7 +5,9 @@
     │   ├── EventConflictError                an event id was used twice
     │   └── InteractionError                  an interaction cannot be applied
     ├── ConfigError (ValueError)              deploy YAML, command line or keyword arguments
-    │   └── UnsupportedParallelismError (NotImplementedError)
+    │   ├── UnsupportedParallelismError (NotImplementedError)
+    │   ├── ConfigTypeError (TypeError)       a setting of the wrong kind, or one that was removed
+    │   └── ConfigNotFoundError (FileNotFoundError)
     ├── CheckpointError (ValueError)          files that are not the model they claim to be
     ├── OutOfKVMemoryError                    one more session does not fit
     ├── ServerFullError                       too many sessions are waiting
@@ -58,6 +60,14 @@ class ConfigError(OmniError, ValueError):
 
 class UnsupportedParallelismError(ConfigError, NotImplementedError):
     """A combination of parallel degrees that this model does not run with."""
+
+
+class ConfigTypeError(ConfigError, TypeError):
+    """A setting of the wrong kind, or one that no longer exists."""
+
+
+class ConfigNotFoundError(ConfigError, FileNotFoundError):
+    """A configuration file that does not exist."""
 
 
 class CheckpointError(OmniError, ValueError):

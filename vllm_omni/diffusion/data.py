@@ -7,6 +7,10 @@ from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.errors import ConfigError, UnsupportedParallelismError
 
 DTYPES = ("bfloat16", "float16", "float32")
+DEVICES = ("cpu", "cuda", "npu")
+EXECUTORS = ("inline", "mp")
+ATTENTION_BACKENDS = ("auto", "sdpa", "flash", "npu_fusion", "reference")
+LINEAR_BACKENDS = ("native", "vllm")
 PIXEL_OUTPUT_MODES = ("auto", "native", "root_float", "root_uint8_allgather", "root_uint8_p2p")
 
 
@@ -65,7 +69,6 @@ class DiffusionParallelConfig:
             "pipeline_parallel_size": self.pipeline_parallel_size > 1,
             "data_parallel_size": self.data_parallel_size > 1,
             "vae_patch_parallel_size": self.vae_patch_parallel_size > 1,
-            "text_encoder_tp_size": self.text_encoder_tp_size > 1,
             "enable_expert_parallel": self.enable_expert_parallel,
             "use_hsdp": self.use_hsdp,
         }
@@ -136,8 +139,18 @@ class OmniDiffusionConfig:
         model: local directory of the checkpoint.
         geometry: size that is warmed up and that requests get when they name none; ``None``
             derives the size from the picture.
-        quantization: method and options of the linears, empty for none.
+        devices: comma-separated devices that the ranks may use, ``None`` for all visible ones.
+        max_num_seqs: sessions open at once.
+        max_queued: sessions that may wait for a place.
+        enforce_eager: no compilation; always true where the platform cannot compile.
+        executor: ``inline`` (this process, one rank) or ``mp`` (worker processes).
+        quantization: method and options of vLLM's linears, empty for none.
         action_root: trusted root of recorded camera paths.
+        env: environment of the workers, set before they start.
+        chunk_timeout_s: limit of a chunk; ``None`` for ten times the slowest warm chunk, at
+            least 60 s.
+        stage_init_timeout_s: limit of the start of one worker.
+        init_timeout_s: limit of the start of the engine.
     """
 
     model: str
@@ -148,6 +161,7 @@ class OmniDiffusionConfig:
     kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
     geometry: VideoGeometry | None = None
     max_num_seqs: int = 1
+    max_queued: int = 16
     flow_shift: float | None = None
     enforce_eager: bool = True
     executor: str = "inline"
@@ -164,16 +178,45 @@ class OmniDiffusionConfig:
     npu_quant_scope: str = "ffn"
     npu_quant_weight_format: str = "nz"
     env: Mapping[str, str] = field(default_factory=dict)
+    chunk_timeout_s: float | None = None
+    stage_init_timeout_s: float = 300.0
+    init_timeout_s: float = 600.0
+    log_stats: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        for name, value, known in (
+            ("dtype", self.dtype, DTYPES),
+            ("device", self.device, DEVICES),
+            ("distributed_executor_backend", self.executor, EXECUTORS),
+            ("attention_backend", self.attention_backend, ATTENTION_BACKENDS),
+            ("linear_backend", self.linear_backend, LINEAR_BACKENDS),
+            ("lingbot_pixel_output_mode", self.pixel_output_mode, PIXEL_OUTPUT_MODES),
+            ("lingbot_vae_decode_fast_path", self.vae_decode_fast_path, ("off", "exact")),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs must be at least 1, got {self.max_num_seqs}")
-        if self.pixel_output_mode not in PIXEL_OUTPUT_MODES:
+        if self.executor == "inline" and self.parallel.world_size > 1:
             raise ConfigError(
-                f"lingbot_pixel_output_mode must be one of {', '.join(PIXEL_OUTPUT_MODES)}, got "
-                f"{self.pixel_output_mode!r}"
+                f"one process cannot hold {self.parallel.world_size} ranks; set "
+                "distributed_executor_backend to mp"
             )
         if self.geometry is not None:
             self.parallel.check_geometry(self.geometry)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request gets when it names no value of its own; ``None`` where nothing was set."""
+
+    num_inference_steps: int | None = None
+    max_sequence_length: int | None = None
+    height: int | None = None
+    width: int | None = None
+    num_frames: int | None = None
+    seed: int | None = None
+    fps: float | None = None
+    output_type: str | None = None
+    num_outputs_per_prompt: int | None = None
+    extra_args: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,44 @@
+"""How many devices this process may use, found out without loading a device library."""
+
+from pathlib import Path
+
+from vllm_omni import envs
+from vllm_omni.errors import ConfigError
+
+_NODES = {"cuda": "nvidia[0-9]*", "npu": "davinci[0-9]*"}
+_DEV = Path("/dev")
+
+
+def visible_device_count(platform: str, devices: str | None) -> int | None:
+    """Devices that the ranks may use; ``None`` where there is no limit or it cannot be told.
+
+    A ``devices`` list stands over the operator's environment, that over the device nodes.
+    """
+    if platform not in _NODES:
+        return None
+    listed = devices if devices is not None else envs.visible_devices(platform)
+    if listed is not None:
+        return len([name for name in listed.split(",") if name.strip()])
+    return len(list(_DEV.glob(_NODES[platform]))) or None
+
+
+def detect_platform() -> str:
+    """The platform whose device nodes this machine has, ``"cpu"`` without any."""
+    for platform, pattern in _NODES.items():
+        if any(_DEV.glob(pattern)):
+            return platform
+    return "cpu"
+
+
+def check_device_count(*, ranks: int, visible: int | None, devices: str | None) -> None:
+    """Refuse more ranks than devices.
+
+    Raises:
+        ConfigError: naming both numbers.
+    """
+    if visible is not None and visible < ranks:
+        source = f"devices={devices!r}" if devices is not None else "this process"
+        raise ConfigError(
+            f"{ranks} ranks (tensor_parallel_size x ulysses_degree) need {ranks} devices, but "
+            f"{source} shows {visible}; list more under devices or lower a degree"
+        )
