@@ -1,7 +1,6 @@
 """The first picture as a condition: mask and image latents for each chunk of a session."""
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float32
@@ -49,59 +48,42 @@ class ConditionState:
 
     Attributes:
         next_chunk_index: chunk that the next call prepares.
-        height: of the session's pixel frames.
-        width: of the session's pixel frames.
-        image: first pixel frame; dropped once it is encoded.
         encoder: history of the encoder; dropped at the fixed point.
         fixed: the condition of every chunk from the fixed point on.
     """
 
     next_chunk_index: int
-    height: int
-    width: int
-    image: Float[Tensor, "3 height width"] | None = None
-    encoder: EncoderState | None = None
-    fixed: Float[Tensor, "channels 3 latent_height latent_width"] | None = None
-
-    @classmethod
-    def start(cls, image: Float[Tensor, "3 height width"]) -> Self:
-        """State of a session that begins with ``image``, as :func:`prepare_image` makes it."""
-        _, height, width = image.shape
-        return cls(0, height, width, image, EncoderState.fresh())
+    encoder: EncoderState | None
+    fixed: Float[Tensor, "channels 3 latent_height latent_width"] | None
 
     def bytes(self) -> int:
         """Bytes of all tensors held."""
-        held = 0 if self.encoder is None else self.encoder.bytes()
-        return held + sum(t.nbytes for t in (self.image, self.fixed) if t is not None)
-
-    def pixels(self, like: Float[Tensor, "..."]) -> Float[Tensor, "3 pixel_frames height width"]:
-        """Pixel frames of the next chunk: the image first in chunk 0, zeros everywhere else.
-
-        Args:
-            like: gives dtype and device.
-        """
-        images = 0 if self.image is None else 1
-        grey_frames = chunk_pixel_frames(self.next_chunk_index) - images
-        grey = like.new_zeros(1).expand(3, grey_frames, self.height, self.width)
-        if self.image is None:
-            return grey
-        return torch.cat([self.image[:, None].to(grey), grey], dim=1)
+        if self.fixed is not None:
+            return self.fixed.nbytes
+        return 0 if self.encoder is None else self.encoder.bytes()
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionEncoder:
-    """Makes the condition of one chunk after another.
+    """Makes the condition of one chunk after another of a session.
 
     After the picture every pixel frame is zero (mid grey). The causal encoder forgets the
     picture, so its history stops changing; from then on the same condition comes out for ever
     and nothing is computed. That point is proved by comparing bits, never assumed.
 
     Attributes:
+        image: first pixel frame, as :func:`prepare_image` makes it.
         dtype: of the condition, the transformer's.
     """
 
     vae: WanVAE
+    image: Float[Tensor, "3 height width"]
     dtype: torch.dtype
+
+    @staticmethod
+    def fresh() -> ConditionState:
+        """State of a session that has not begun."""
+        return ConditionState(0, EncoderState.fresh(), None)
 
     def next_chunk(
         self, state: ConditionState
@@ -111,16 +93,22 @@ class ConditionEncoder:
         Returns:
             The condition, which the caller must not write to, and the session's new state.
         """
-        following = ConditionState(state.next_chunk_index + 1, state.height, state.width)
+        chunk_index = state.next_chunk_index
         if state.fixed is not None:
-            return state.fixed, replace(following, fixed=state.fixed)
+            return state.fixed, ConditionState(chunk_index + 1, None, state.fixed)
         assert state.encoder is not None, "without a fixed condition there is a history"
-        pixels = state.pixels(like=self.vae.quant_conv.weight)
-        latents, encoder = self.vae.encode(pixels, state.encoder)
+        latents, encoder = self.vae.encode(self._pixels(chunk_index), state.encoder)
         mask = latents.new_zeros(MASK_CHANNELS, *latents.shape[1:])
-        if state.next_chunk_index == 0:
+        if chunk_index == 0:
             mask[:, 0] = 1.0
         condition = torch.cat([mask, latents]).to(self.dtype)
-        if state.next_chunk_index > 0 and encoder.same_history(state.encoder):
-            return condition, replace(following, fixed=condition)
-        return condition, replace(following, encoder=encoder)
+        if chunk_index > 0 and encoder.same_history(state.encoder):
+            return condition, ConditionState(chunk_index + 1, None, condition)
+        return condition, ConditionState(chunk_index + 1, encoder, None)
+
+    def _pixels(self, chunk_index: int) -> Float[Tensor, "3 pixel_frames height width"]:
+        """The picture first in chunk 0, zeros everywhere else."""
+        images = 1 if chunk_index == 0 else 0
+        grey_frames = chunk_pixel_frames(chunk_index) - images
+        grey = self.image.new_zeros(1).expand(3, grey_frames, *self.image.shape[1:])
+        return torch.cat([self.image[:, None], grey], dim=1) if images else grey

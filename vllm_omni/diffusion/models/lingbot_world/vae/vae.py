@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
+from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.models.lingbot_world.vae.config import (
     COLOURS,
     SPATIAL_FACTOR,
@@ -69,6 +70,16 @@ class WanVAE(nn.Module):
             for module in self.modules():
                 if isinstance(module, Preparable):
                     module.prepare(path)
+
+    def state_bytes(self, geometry: VideoGeometry) -> int:
+        """Bytes of a session's encoder and decoder histories at a size, in this dtype."""
+        with torch.device("meta"), torch.inference_mode():
+            shadow = WanVAE(self.config).to(self.dtype)
+            shadow.prepare()
+            image = torch.empty(COLOURS, 1, geometry.height, geometry.width)
+            latents, encoder = shadow.encode(image, EncoderState.fresh())
+            _, decoder = shadow.decode(latents.float(), DecoderState.fresh())
+        return encoder.bytes() + decoder.bytes()
 
     def encode(
         self,
