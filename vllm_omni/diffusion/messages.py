@@ -137,3 +137,18 @@ class ChunkResult:
     data: UInt8[np.ndarray, "..."] | Float[np.ndarray, "..."]
     ready_s: float
     timings: ChunkTimings = field(default_factory=ChunkTimings)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """What a worker group can hold, said once after loading.
+
+    Attributes:
+        sessions: sessions of the configured size that fit at once.
+        kv_pool_bytes: size of the KV pool on one rank.
+        page_bytes: size of one KV page on one rank.
+    """
+
+    sessions: int
+    kv_pool_bytes: int
+    page_bytes: int

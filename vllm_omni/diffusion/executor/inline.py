@@ -1,0 +1,65 @@
+"""A worker group of one rank in the calling process."""
+
+from collections.abc import Callable
+
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.messages import (
+    ChunkPlan,
+    ChunkResult,
+    ChunkTimings,
+    SessionRequest,
+    WorkerReady,
+)
+from vllm_omni.diffusion.worker.worker import Worker
+from vllm_omni.errors import ConfigError, WorkerFailedError
+
+
+class InlineExecutor:
+    """Runs the worker where it is called; for offline use on one device."""
+
+    def __init__(self, config: OmniDiffusionConfig) -> None:
+        if config.parallel.world_size > 1:
+            raise ConfigError(
+                f"{config.parallel.world_size} ranks need distributed_executor_backend: mp, got "
+                "an inline executor"
+            )
+        self._config = config
+        self._worker: Worker | None = None
+
+    def start(self) -> WorkerReady:
+        """Load the model."""
+        self._worker = Worker(self._config)
+        return self._worker.ready
+
+    def open_session(self, session_id: str, request: SessionRequest) -> None:
+        """Open a session."""
+        self.worker.open_session(session_id, request)
+
+    def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
+        """Make one chunk."""
+        return self.worker.run_chunk(plan, deliver)
+
+    def close_session(self, session_id: str) -> None:
+        """Free a session."""
+        self.worker.close_session(session_id)
+
+    def peak_bytes(self) -> int:
+        """Peak memory of this process."""
+        return self.worker.peak_bytes()
+
+    def shutdown(self) -> None:
+        """Free the model."""
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None
+
+    @property
+    def worker(self) -> Worker:
+        """The worker.
+
+        Raises:
+            WorkerFailedError: if it was not started or was shut down.
+        """
+        if self._worker is None:
+            raise WorkerFailedError("the inline worker is not running")
+        return self._worker

@@ -1,0 +1,53 @@
+"""What a worker asks of a world model; the engine above knows only the messages."""
+
+from typing import Protocol
+
+import torch
+from jaxtyping import Shaped
+
+from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, SessionRequest
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
+
+
+class LiveSession(Protocol):
+    """The state of one session on one rank."""
+
+    def close(self) -> None:
+        """Free everything; a second call does nothing."""
+        ...
+
+
+class RealtimePipeline(Protocol):
+    """A model that makes a rollout chunk by chunk. Holds weights; sessions hold state."""
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """Shape of the window KV on this rank."""
+        ...
+
+    def state_bytes(self, geometry: VideoGeometry) -> int:
+        """What a session of this size holds beside its KV window, in bytes on this rank."""
+        ...
+
+    def bind_pool(self, pool: KVPool) -> None:
+        """Use this pool for all sessions to come."""
+        ...
+
+    def open_session(self, session_id: str, request: SessionRequest) -> LiveSession:
+        """Allocate and prepare a session.
+
+        Raises:
+            OutOfKVMemoryError: if its window does not fit.
+        """
+        ...
+
+    def denoise_chunk(
+        self, session: LiveSession, plan: ChunkPlan
+    ) -> tuple[Shaped[torch.Tensor, "..."] | None, ChunkTimings]:
+        """Make the next chunk's output; ``None`` on ranks that hand out nothing."""
+        ...
+
+    def commit_chunk(self, session: LiveSession) -> float:
+        """Make the chunk part of the session's history; milliseconds that it took."""
+        ...

@@ -1,0 +1,140 @@
+"""Assembles the pipeline of one rank from a checkpoint directory."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.data import KVCacheConfig, OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.comm import UlyssesExchange
+from vllm_omni.diffusion.distributed.parallel_state import ParallelState
+from vllm_omni.diffusion.layers.linear import PlainLinearMethod, process_weights
+from vllm_omni.diffusion.layers.weights import weight_targets
+from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
+from vllm_omni.diffusion.models.lingbot_world.config import (
+    PIPELINE_CLASS,
+    LingBotWorldConfig,
+    read_flow_shift,
+    read_json,
+)
+from vllm_omni.diffusion.models.lingbot_world.pipeline import (
+    LingBotWorldCausalDMDPipeline,
+    PipelineParts,
+)
+from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
+from vllm_omni.diffusion.models.lingbot_world.transformer import (
+    CausalLingBotWorldTransformer3DModel,
+)
+from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
+from vllm_omni.diffusion.models.loader import load_weights, materialize, no_weights
+from vllm_omni.errors import CheckpointError
+from vllm_omni.platforms import Platform
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFacts:
+    """What the JSON files of a checkpoint say, read and checked before any weight."""
+
+    transformer: LingBotWorldConfig
+    vae: VaeConfig
+    flow_shift: float
+
+
+def read_checkpoint(model: Path, kv_cache: KVCacheConfig) -> CheckpointFacts:
+    """Read and check all configuration files of a checkpoint.
+
+    Raises:
+        CheckpointError: naming file, field, expected and actual value.
+    """
+    index = read_json(model / "model_index.json")
+    if index.get("_class_name") != PIPELINE_CLASS:
+        raise CheckpointError(
+            f"model_index.json: _class_name must be {PIPELINE_CLASS}, got "
+            f"{index.get('_class_name')!r}"
+        )
+    transformer = LingBotWorldConfig.from_dict(read_json(model / "transformer" / "config.json"))
+    return CheckpointFacts(
+        transformer=_with_window(transformer, kv_cache),
+        vae=VaeConfig.from_json(read_json(model / "vae" / "config.json")),
+        flow_shift=read_flow_shift(read_json(model / "scheduler" / "scheduler_config.json")),
+    )
+
+
+def load_pipeline(
+    config: OmniDiffusionConfig,
+    *,
+    platform: Platform,
+    device: torch.device,
+    parallel: ParallelState,
+) -> LingBotWorldCausalDMDPipeline:
+    """Check everything, then read the weights of this rank.
+
+    Raises:
+        CheckpointError: if files are missing or are not this model.
+        UnsupportedParallelismError: if the heads cannot be split; before any weight is read.
+    """
+    model, dtype = Path(config.model), _DTYPES[config.dtype]
+    facts = read_checkpoint(model, config.kv_cache)
+    config.parallel.check_heads(facts.transformer.num_attention_heads)
+    text = TextEncoder.load(model, dtype=dtype, device=device)
+    vae = load_vae(model, facts.vae, dtype=dtype, device=device)
+    parts = LayerParts(
+        config=facts.transformer,
+        dtype=dtype,
+        linear=PlainLinearMethod(),
+        backend=create_attention_backend(
+            platform.attention_backend
+            if config.attention_backend == "auto"
+            else config.attention_backend
+        ),
+        tensor_parallel=parallel.tensor,
+        exchange=UlyssesExchange(parallel.sequence),
+    )
+    flow_shift = facts.flow_shift if config.flow_shift is None else config.flow_shift
+    return LingBotWorldCausalDMDPipeline(
+        config,
+        PipelineParts(text, load_transformer(model, parts, device), vae, flow_shift, device, dtype),
+        platform,
+    )
+
+
+def load_transformer(
+    model: Path, parts: LayerParts, device: torch.device
+) -> CausalLingBotWorldTransformer3DModel:
+    """Build the transformer of this rank and fill it from ``model/transformer``."""
+    with no_weights():
+        transformer = CausalLingBotWorldTransformer3DModel(parts)
+    materialize(transformer, device)
+    load_weights(model / "transformer", transformer.checkpoint_targets())
+    process_weights(transformer)
+    return transformer
+
+
+def load_vae(model: Path, config: VaeConfig, *, dtype: torch.dtype, device: torch.device) -> WanVAE:
+    """Build the VAE and fill it from ``model/vae``."""
+    with no_weights():
+        vae = WanVAE(config).to(dtype)
+    materialize(vae, device)
+    load_weights(model / "vae", weight_targets(vae))
+    vae.prepare()
+    return vae
+
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+def _with_window(config: LingBotWorldConfig, kv_cache: KVCacheConfig) -> LingBotWorldConfig:
+    """Apply the deploy file's window: its rolling and sink frames replace the checkpoint's."""
+    sink = kv_cache.sink_chunks or config.sink_size
+    rolling = kv_cache.window_chunks or config.window.ring_frames
+    if (sink, rolling) == (config.sink_size, config.window.ring_frames):
+        return config
+    return replace(
+        config, sink_size=sink, sliding_window_num_frames=sink + rolling, local_attn_size=-1
+    )

@@ -1,0 +1,240 @@
+"""Makes a rollout one chunk at a time: condition, camera, four probes, decode, commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
+from vllm_omni.diffusion.messages import (
+    ChunkPlan,
+    ChunkTimings,
+    OutputKind,
+    PromptStep,
+    SessionRequest,
+)
+from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow
+from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_track
+from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
+from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder, prepare_image
+from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_float, to_uint8
+from vllm_omni.diffusion.models.lingbot_world.schedule import COMMIT_TIMESTEP, DmdSchedule
+from vllm_omni.diffusion.models.lingbot_world.session import (
+    CommittedState,
+    LingBotSession,
+    PendingChunk,
+    SessionParts,
+    TextCondition,
+)
+from vllm_omni.diffusion.models.lingbot_world.stopwatch import ChunkStopwatch
+from vllm_omni.diffusion.models.lingbot_world.text import TEXT_TOKENS, TextEncoder
+from vllm_omni.diffusion.models.lingbot_world.transformer import (
+    CausalLingBotWorldTransformer3DModel,
+    ChunkContext,
+)
+from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
+from vllm_omni.errors import SessionClosedError
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
+from vllm_omni.platforms import Platform
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineParts:
+    """The loaded model of one rank.
+
+    Attributes:
+        flow_shift: used by requests that name none.
+    """
+
+    text: TextEncoder
+    transformer: CausalLingBotWorldTransformer3DModel
+    vae: WanVAE
+    flow_shift: float
+    device: torch.device
+    dtype: torch.dtype
+
+
+class LingBotWorldCausalDMDPipeline:
+    """One model on one rank; any number of sessions, each with its own state."""
+
+    def __init__(
+        self, config: OmniDiffusionConfig, parts: PipelineParts, platform: Platform
+    ) -> None:
+        self.config = config
+        self.parts = parts
+        self.platform = platform
+        self._pool: KVPool | None = None
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """Shape of the window KV; head counts come from the live modules."""
+        model, parallel = self.parts.transformer.config, self.config.parallel
+        local_heads = model.num_attention_heads // parallel.tensor_parallel_size
+        return KVCacheSpec(
+            num_layers=model.num_layers,
+            num_kv_heads=local_heads // parallel.ulysses_degree,
+            text_heads=local_heads,
+            head_dim=model.attention_head_dim,
+            window_frames=model.window.window_frames,
+            sink_frames=model.window.sink_frames,
+            text_tokens=TEXT_TOKENS,
+            element_bytes=self.parts.dtype.itemsize,
+            page_tokens=self.config.kv_cache.page_tokens,
+        )
+
+    def state_bytes(self, geometry: VideoGeometry) -> int:
+        """Text KV, decoder history, and the encoder history until its fixed point."""
+        return self.kv_cache_spec().text_bytes + self.parts.vae.state_bytes(geometry)
+
+    def bind_pool(self, pool: KVPool) -> None:
+        """Use this pool for all sessions to come."""
+        self._pool = pool
+
+    @torch.inference_mode()
+    def open_session(self, session_id: str, request: SessionRequest) -> LingBotSession:
+        """Take KV pages, embed prompt and timesteps, prepare picture and camera.
+
+        Raises:
+            OutOfKVMemoryError: if the window does not fit into the pool.
+            UnsupportedParallelismError: if the Ulysses degree does not divide the size's tokens.
+        """
+        if self._pool is None:
+            raise SessionClosedError("the pipeline has no KV pool yet")
+        geometry = VideoGeometry(request.height, request.width)
+        self.config.parallel.check_geometry(geometry)
+        kv = SessionKV(self._pool, geometry.tokens_per_frame)
+        try:
+            parts = self._session_parts(request, geometry)
+            committed = CommittedState(
+                next_chunk=0,
+                condition=parts.conditions.fresh(),
+                camera=parts.cameras.fresh(),
+                decoder=None if request.output is OutputKind.LATENT else DecoderState.fresh(),
+                text=self._text_condition(self.parts.text.embed(request.prompt)),
+            )
+        except BaseException:
+            kv.close()
+            raise
+        return LingBotSession(session_id, parts, kv, committed)
+
+    @torch.inference_mode()
+    def denoise_chunk(
+        self, session: LingBotSession, plan: ChunkPlan
+    ) -> tuple[Shaped[Tensor, "..."] | None, ChunkTimings]:
+        """Make the next chunk's pixels or latents; the KV commit is a call of its own.
+
+        Writes the chunk's noisy keys and values into the window; nothing else changes.
+        """
+        parts, before = session.parts, session.committed
+        watch = ChunkStopwatch(self.platform, self.parts.device)
+        condition, condition_state = parts.conditions.next_chunk(before.condition)
+        watch.lap("condition_ms")
+        camera, camera_state = parts.cameras.next_chunk(before.camera, plan)
+        text = self._moved_text(before.text, plan.prompt)
+        context = self._context(session, camera, text)
+        watch.lap("camera_ms")
+        clean = denoise(
+            self.parts.transformer,
+            condition=condition,
+            context=context,
+            schedule=parts.schedule,
+            steps=parts.steps,
+            generator=parts.generator,
+        )
+        watch.lap("probes_ms")
+        output, decoder = self._output(clean, parts.request.output, before.decoder)
+        watch.lap("decode_ms")
+        after = replace(
+            before,
+            next_chunk=before.next_chunk + 1,
+            condition=condition_state,
+            camera=camera_state,
+            decoder=decoder,
+            text=text,
+        )
+        session.hold(PendingChunk(clean, condition, context, after))
+        return output, watch.timings()
+
+    @torch.inference_mode()
+    def commit_chunk(self, session: LingBotSession) -> float:
+        """Write the chunk's clean keys and values, then move the session on by one chunk.
+
+        Returns:
+            Milliseconds of the commit forward.
+        """
+        pending = session.pending
+        watch = ChunkStopwatch(self.platform, self.parts.device)
+        if not self.config.reuse_last_step_kv:
+            commit(
+                self.parts.transformer,
+                clean=pending.clean,
+                condition=pending.condition,
+                context=pending.context,
+                step=session.parts.steps[-1],
+            )
+        watch.lap("commit_ms")
+        session.commit()
+        return watch.timings().commit_ms
+
+    def _session_parts(self, request: SessionRequest, geometry: VideoGeometry) -> SessionParts:
+        device, dtype = self.parts.device, self.parts.dtype
+        schedule = DmdSchedule.with_shift(
+            self.parts.flow_shift if request.flow_shift is None else request.flow_shift
+        )
+        generator = torch.Generator(request.generator_device or device)
+        timesteps = (*schedule.timesteps, COMMIT_TIMESTEP)
+        return SessionParts(
+            request=request,
+            geometry=geometry,
+            schedule=schedule,
+            steps=tuple(
+                self.parts.transformer.embed_time(torch.tensor([step], device=device))
+                for step in timesteps
+            ),
+            conditions=ConditionEncoder(
+                self.parts.vae, prepare_image(request.image, geometry, device, dtype), dtype
+            ),
+            cameras=create_camera_track(request, geometry, dtype=dtype, device=device),
+            generator=generator.manual_seed(request.seed),
+        )
+
+    def _context(
+        self,
+        session: LingBotSession,
+        camera: Float[Tensor, "384 3 height width"],
+        text: TextCondition,
+    ) -> ChunkContext:
+        transformer, start = self.parts.transformer, session.committed.next_latent_frame
+        window = ChunkWindow(
+            layers=session.kv.pool.layers,
+            plan=session.kv.plan(start, LATENT_FRAMES_PER_CHUNK),
+            rotary=transformer.rotary_tables(session.parts.geometry, start, self.parts.device),
+        )
+        return ChunkContext(transformer.embed_camera(camera), text.kv, window)
+
+    def _text_condition(self, embedding: Float[Tensor, "text_tokens text_dim"]) -> TextCondition:
+        return TextCondition(embedding, self.parts.transformer.embed_text(embedding))
+
+    def _moved_text(self, text: TextCondition, step: PromptStep | None) -> TextCondition:
+        if step is None:
+            return text
+        target = self.parts.text.embed(step.prompt)
+        if step.weight == 1.0:
+            return self._text_condition(target)
+        return self._text_condition(torch.lerp(text.embedding, target, step.weight))
+
+    def _output(
+        self,
+        clean: Float[Tensor, "16 3 height width"],
+        kind: OutputKind,
+        decoder: DecoderState | None,
+    ) -> tuple[Shaped[Tensor, "..."], DecoderState | None]:
+        if decoder is None:
+            return clean.unsqueeze(0), None
+        video, decoder = self.parts.vae.decode(clean, decoder)
+        return (to_float if kind is OutputKind.FLOAT else to_uint8)(video), decoder

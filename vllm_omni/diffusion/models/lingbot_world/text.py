@@ -1,0 +1,85 @@
+"""Prompt to text condition: tokenizer, UMT5 encoder and a small cache."""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, UMT5EncoderModel
+from transformers.utils import logging as transformers_logging
+
+from vllm_omni.errors import CheckpointError
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
+
+TEXT_TOKENS = 512
+"""Every prompt is padded or cut to this length."""
+_CACHED_PROMPTS = 4
+
+
+class TextEncoder:
+    """Embeds prompts; the last few results are kept.
+
+    Args:
+        tokenizer: pads on the right.
+        encoder: on its device and in the model's dtype.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, encoder: UMT5EncoderModel) -> None:
+        self.tokenizer = tokenizer
+        self.encoder = encoder
+        self._cache: OrderedDict[str, Tensor] = OrderedDict()
+
+    @classmethod
+    def load(cls, model: Path, *, dtype: torch.dtype, device: torch.device) -> "TextEncoder":
+        """Read the ``tokenizer`` and ``text_encoder`` folders of a checkpoint.
+
+        Raises:
+            CheckpointError: if a folder is missing or tensors do not match.
+        """
+        for folder in ("tokenizer", "text_encoder"):
+            if not (model / folder).is_dir():
+                raise CheckpointError(f"the checkpoint has no {folder} folder")
+        transformers_logging.disable_progress_bar()
+        tokenizer = AutoTokenizer.from_pretrained(model / "tokenizer", local_files_only=True)
+        encoder, info = UMT5EncoderModel.from_pretrained(
+            model / "text_encoder", dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+        problems = {kind: names for kind, names in info.items() if names}
+        if problems:
+            raise CheckpointError(f"text_encoder weights do not fit: {problems}")
+        return cls(tokenizer, encoder.eval().requires_grad_(requires_grad=False).to(device))
+
+    def embed(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
+        """Embed one prompt; rows of padding tokens are exactly zero.
+
+        A prompt of more than 512 tokens is cut, with a notice in the log.
+        """
+        if prompt in self._cache:
+            self._cache.move_to_end(prompt)
+            return self._cache[prompt]
+        embedded = self._encode(prompt)
+        self._cache[prompt] = embedded
+        if len(self._cache) > _CACHED_PROMPTS:
+            self._cache.popitem(last=False)
+        return embedded
+
+    def _encode(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
+        rows = self.tokenizer(
+            [prompt],
+            padding="max_length",
+            padding_side="right",
+            max_length=TEXT_TOKENS,
+            truncation=True,
+            return_overflowing_tokens=True,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        if len(rows["input_ids"]) > 1:
+            logger.warning("a prompt was cut to %d tokens", TEXT_TOKENS)
+        device = self.encoder.device
+        ids, mask = rows["input_ids"][:1].to(device), rows["attention_mask"][:1].to(device)
+        hidden = self.encoder(ids, attention_mask=mask).last_hidden_state[0]
+        return hidden * mask[0].unsqueeze(-1).to(hidden.dtype)

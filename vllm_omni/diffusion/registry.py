@@ -1,0 +1,52 @@
+"""Model class names and where their request parser and their loader are, imported lazily."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from vllm_omni.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """Dotted places of one model's two entrances.
+
+    Attributes:
+        parser: makes a validated request; imports no torch.
+        loader: makes the pipeline of one rank.
+    """
+
+    parser: str
+    loader: str
+
+    def load_parser(self) -> Callable[..., object]:
+        """Import and return the request parser."""
+        return _resolve(self.parser)
+
+    def load_loader(self) -> Callable[..., object]:
+        """Import and return the pipeline loader."""
+        return _resolve(self.loader)
+
+
+_MODELS = {
+    "LingBotWorldCausalDMDPipeline": ModelEntry(
+        parser="vllm_omni.diffusion.models.lingbot_world.request:parse_request",
+        loader="vllm_omni.diffusion.models.lingbot_world.load:load_pipeline",
+    )
+}
+
+
+def model_entry(class_name: str) -> ModelEntry:
+    """Entry of a model class.
+
+    Raises:
+        ConfigError: if the class is not known.
+    """
+    if class_name not in _MODELS:
+        raise ConfigError(f"model class must be one of {', '.join(_MODELS)}, got {class_name!r}")
+    return _MODELS[class_name]
+
+
+def _resolve(place: str) -> Callable[..., object]:
+    module, _, name = place.partition(":")
+    return vars(import_module(module))[name]

@@ -1,0 +1,75 @@
+"""One rank: platform, process groups, model, KV pool and the sessions on them."""
+
+from collections.abc import Callable
+
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.parallel_state import ParallelState
+from vllm_omni.diffusion.messages import (
+    ChunkPlan,
+    ChunkResult,
+    ChunkTimings,
+    SessionRequest,
+    WorkerReady,
+)
+from vllm_omni.diffusion.models.lingbot_world.config import PIPELINE_CLASS
+from vllm_omni.diffusion.registry import model_entry
+from vllm_omni.diffusion.worker.memory import plan_kv_pool
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
+from vllm_omni.experimental.ar_diffusion.runner import ChunkRunner
+from vllm_omni.platforms import create_platform
+
+
+class Worker:
+    """Loads the model on construction and then runs commands.
+
+    Raises:
+        CheckpointError: if the checkpoint is not this model.
+        OutOfKVMemoryError: if not even one session fits.
+    """
+
+    def __init__(
+        self,
+        config: OmniDiffusionConfig,
+        *,
+        local_rank: int = 0,
+        parallel: ParallelState | None = None,
+    ) -> None:
+        self.platform = create_platform(config.device)
+        self.device = self.platform.device(local_rank)
+        self.pipeline = model_entry(PIPELINE_CLASS).load_loader()(
+            config,
+            platform=self.platform,
+            device=self.device,
+            parallel=parallel or ParallelState(),
+        )
+        free_bytes = self.platform.free_bytes(self.device)
+        budget = plan_kv_pool(config, self.pipeline, self.platform, free_bytes)
+        spec = self.pipeline.kv_cache_spec()
+        self.pool = KVPool(
+            spec, budget.num_pages, dtype=self.pipeline.parts.dtype, device=self.device
+        )
+        self.pipeline.bind_pool(self.pool)
+        self.runner = ChunkRunner(self.pipeline, self.platform)
+        self.ready = WorkerReady(
+            sessions=budget.sessions, kv_pool_bytes=self.pool.num_bytes, page_bytes=spec.page_bytes
+        )
+
+    def open_session(self, session_id: str, request: SessionRequest) -> None:
+        """Open a session on this rank."""
+        self.runner.open(session_id, request)
+
+    def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
+        """Make one chunk; ``deliver`` gets it before its commit, on the root rank."""
+        return self.runner.run(plan, deliver)
+
+    def close_session(self, session_id: str) -> None:
+        """Free a session on this rank."""
+        self.runner.close(session_id)
+
+    def peak_bytes(self) -> int:
+        """Peak memory of this rank."""
+        return self.platform.peak_bytes(self.device)
+
+    def shutdown(self) -> None:
+        """Free all sessions."""
+        self.runner.close_all()

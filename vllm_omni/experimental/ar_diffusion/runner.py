@@ -1,0 +1,86 @@
+"""Runs chunks of many sessions on one rank and frees a session on every way out."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult, ChunkTimings, SessionRequest
+from vllm_omni.diffusion.models.interface import LiveSession, RealtimePipeline
+from vllm_omni.errors import DeviceOutOfMemoryError, InvalidRequestError, SessionClosedError
+from vllm_omni.platforms import Platform
+
+Deliver = Callable[[ChunkResult], None]
+"""Takes a chunk as soon as its pixels are on the host, before its KV commit."""
+
+
+class ChunkRunner:
+    """Sessions by id. A session that raises is closed; the others go on."""
+
+    def __init__(self, pipeline: RealtimePipeline, platform: Platform) -> None:
+        self._pipeline = pipeline
+        self._platform = platform
+        self._sessions: dict[str, LiveSession] = {}
+
+    @property
+    def num_sessions(self) -> int:
+        """Open sessions."""
+        return len(self._sessions)
+
+    def open(self, session_id: str, request: SessionRequest) -> None:
+        """Open a session.
+
+        Raises:
+            InvalidRequestError: if the id is taken.
+            OutOfKVMemoryError: if its window does not fit.
+        """
+        if session_id in self._sessions:
+            raise InvalidRequestError(f"session {session_id} is already open")
+        try:
+            session = self._pipeline.open_session(session_id, request)
+        except torch.OutOfMemoryError as error:
+            raise DeviceOutOfMemoryError(f"no device memory to open a session: {error}") from error
+        self._sessions[session_id] = session
+
+    def run(self, plan: ChunkPlan, deliver: Deliver) -> ChunkTimings:
+        """Make one chunk: denoise, hand out, commit.
+
+        Raises:
+            SessionClosedError: if the session is not open.
+            DeviceOutOfMemoryError: if memory ran out; the session is closed, its memory free.
+        """
+        session = self._session(plan.session_id)
+        try:
+            return self._run(session, plan, deliver)
+        except torch.OutOfMemoryError as error:
+            self.close(plan.session_id)
+            raise DeviceOutOfMemoryError(
+                f"chunk {plan.chunk_index} ran out of device memory: {error}"
+            ) from error
+        except BaseException:
+            self.close(plan.session_id)
+            raise
+
+    def close(self, session_id: str) -> None:
+        """Free a session; one that is not open is no error."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.close()
+
+    def close_all(self) -> None:
+        """Free every session."""
+        for session_id in tuple(self._sessions):
+            self.close(session_id)
+
+    def _run(self, session: LiveSession, plan: ChunkPlan, deliver: Deliver) -> ChunkTimings:
+        output, timings = self._pipeline.denoise_chunk(session, plan)
+        if output is not None:
+            data = self._platform.to_host(output).numpy()
+            deliver(ChunkResult(plan.session_id, plan.chunk_index, data, time.monotonic(), timings))
+        return replace(timings, commit_ms=self._pipeline.commit_chunk(session))
+
+    def _session(self, session_id: str) -> LiveSession:
+        if session_id not in self._sessions:
+            raise SessionClosedError(f"session {session_id} is not open")
+        return self._sessions[session_id]
