@@ -34,6 +34,10 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
+    "demo": Command(
+        "vllm_omni.entrypoints.cli.demo",
+        "make a short video (of noise) with the tiny checkpoint, on any CPU",
+    ),
     "tiny-checkpoint": Command(
         "vllm_omni.entrypoints.cli.tiny_checkpoint",
         "write a 5.8 MB checkpoint with random weights, for development",

@@ -1,0 +1,49 @@
+# Every target sets itself up: the stamp below stands for a virtual environment with all tools.
+#
+#   make demo    a picture, a prompt and a camera path become a short video, on any CPU
+#   make test    everything that a change must pass: format, lint, types, import layers, tests
+#   make soak    the long-run tests (1000 chunks)
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Installed first, so that the CPU build is taken; to use another build: make setup TORCH=torch
+TORCH ?= torch==2.13.0
+# Two test processes of one thread each: the tests' small matrices gain nothing from more.
+WORKERS ?= 2
+export OMP_NUM_THREADS = 1
+
+.PHONY: setup demo test check static unit soak clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip show --quiet torch 2>/dev/null || $(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/vllm-omni demo --out build/demo
+
+test: static unit
+
+check: test
+
+static: $(STAMP)
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/basedpyright
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+soak: $(STAMP)
+	$(BIN)/python -m pytest -m soak -s --timeout 3600
+
+clean:
+	rm -rf build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

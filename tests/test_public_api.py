@@ -1,0 +1,45 @@
+"""What users have written down: import paths, exported names, sub-commands. Frozen lists.
+
+A change here is a change for users: say so in the release notes.
+"""
+
+from importlib import import_module
+
+import pytest
+
+import vllm_omni
+from vllm_omni.entrypoints.cli.main import COMMANDS
+
+pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
+
+EXPORTS = {"AsyncOmni", "Omni", "__version__", "__version_tuple__"}
+SUB_COMMANDS = {"demo", "tiny-checkpoint"}
+IMPORT_PATHS = (
+    ("vllm_omni.diffusion.data", "DiffusionParallelConfig"),
+    ("vllm_omni.diffusion.data", "OmniDiffusionConfig"),
+    ("vllm_omni.diffusion.utils.media_utils", "finalize_streaming_video_bytes"),
+    ("vllm_omni.entrypoints.cli.main", "main"),
+)
+
+
+def test_exported_names():
+    assert set(vllm_omni.__all__) == EXPORTS
+    assert set(dir(vllm_omni)) == EXPORTS
+
+
+def test_version_tuple_is_the_version():
+    assert ".".join(map(str, vllm_omni.__version_tuple__)) == vllm_omni.__version__
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="Omnibus"):
+        vllm_omni.__getattr__("Omnibus")
+
+
+def test_sub_commands():
+    assert set(COMMANDS) == SUB_COMMANDS
+
+
+@pytest.mark.parametrize(("module", "name"), IMPORT_PATHS)
+def test_import_path(module, name):
+    assert name in vars(import_module(module))

@@ -1,0 +1,130 @@
+"""Make a short video on any CPU from a drawn picture, a prompt and a recorded camera path.
+
+The model is a tiny one with random weights: the video is noise, made by the real program.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, VideoGeometry, chunks_of
+
+_FPS = 16
+_CAMERA = "glide"
+_PROMPT = "A quiet place in the light of early evening. The camera glides slowly forward."
+_SHEET_EVERY = 4
+"""Every fourth pixel frame goes onto the contact sheet."""
+
+
+@dataclass(slots=True)
+class _Film:
+    """What is kept of the rollout: a few frames and the time each chunk took."""
+
+    chunk_ms: list[float] = field(default_factory=list)
+    pixel_frames: int = 0
+    picked: list[UInt8[np.ndarray, "height width 3"]] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
+
+    def add(self, frames: UInt8[np.ndarray, "frames height width 3"], chunk_ms: float) -> None:
+        """Note one chunk."""
+        for pixels in frames:
+            if self.pixel_frames % _SHEET_EVERY == 0:
+                self.picked.append(pixels)
+                self.captions.append(f"{self.pixel_frames / _FPS:.2f} s")
+            self.pixel_frames += 1
+        self.chunk_ms.append(chunk_ms)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``vllm-omni demo``."""
+    parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder of results")
+    parser.add_argument("--num-frames", type=int, default=45, help="9 + 12k pixel frames")
+    parser.add_argument("--height", type=int, default=64, help="multiple of 16")
+    parser.add_argument("--width", type=int, default=96, help="multiple of 16")
+    parser.add_argument("--scene", default="road", help="road, harbour or corridor")
+    parser.add_argument("--seed", type=int, default=42)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the checkpoint, the picture, the camera path, the video and the contact sheet."""
+    from vllm_omni.diffusion.utils.contact_sheet import contact_sheet
+    from vllm_omni.diffusion.utils.video_writer import VideoWriter
+
+    num_chunks = chunks_of(args.num_frames)
+    geometry = VideoGeometry(args.height, args.width)
+    picture = _prepare(args.out, args.scene, geometry, args.num_frames)
+    film = _Film()
+    video, sheet = args.out / "video.mp4", args.out / "contact_sheet.png"
+    with VideoWriter(video, fps=_FPS, width=geometry.width, height=geometry.height) as writer:
+        started = time.perf_counter()
+        for frames in _rollout(args, geometry, picture):
+            film.add(frames, 1000 * (time.perf_counter() - started))
+            writer.write(frames)
+            print(
+                f"chunk {len(film.chunk_ms)}/{num_chunks}: {len(frames):2d} pixel frames in "
+                f"{film.chunk_ms[-1]:.0f} ms",
+                flush=True,
+            )
+            started = time.perf_counter()
+    contact_sheet(film.picked, captions=film.captions).save(sheet)
+    print(f"wrote {video} ({film.pixel_frames} pixel frames at {_FPS} fps) and {sheet}")
+    _summarise(film.chunk_ms)
+    return 0
+
+
+def _prepare(out: Path, scene: str, geometry: VideoGeometry, pixel_frames: int) -> Image.Image:
+    """Write the inputs of the rollout; returns the first frame."""
+    from vllm_omni.diffusion.utils.camera_paths import gliding_path, write_camera_path
+    from vllm_omni.diffusion.utils.scenes import draw_scene
+    from vllm_omni.tools.tiny_checkpoint import write_tiny_checkpoint
+
+    picture = draw_scene(scene, height=geometry.height, width=geometry.width)
+    write_tiny_checkpoint(out / "model", force=True)
+    write_camera_path(out / "camera" / _CAMERA, gliding_path(pixel_frames))
+    picture.save(out / "first_frame.png")
+    print(f"wrote {out}/model (random weights), first_frame.png ({scene}, {geometry}), camera/")
+    return picture
+
+
+def _rollout(
+    args: argparse.Namespace, geometry: VideoGeometry, picture: Image.Image
+) -> Iterator[UInt8[np.ndarray, "frames height width 3"]]:
+    """The pixel frames of each chunk, through the public Python interface."""
+    from vllm_omni import Omni
+    from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+    omni = Omni(
+        model=str(args.out / "model"),
+        streaming_output=True,
+        model_config={"lingbot_action_root": str(args.out / "camera")},
+    )
+    prompt = {"prompt": _PROMPT, "multi_modal_data": {"image": picture}}
+    params = OmniDiffusionSamplingParams(
+        height=geometry.height,
+        width=geometry.width,
+        num_frames=args.num_frames,
+        seed=args.seed,
+        fps=_FPS,
+        extra_args={"action_path": _CAMERA},
+    )
+    try:
+        for output in omni.generate(prompt, params, py_generator=True, use_tqdm=False):
+            yield output.images[0]
+    finally:
+        omni.close()
+
+
+def _summarise(chunk_ms: list[float]) -> None:
+    print(f"time to first chunk: {chunk_ms[0]:.0f} ms (loads the model)")
+    later = chunk_ms[1:]
+    if later:
+        mean_ms = sum(later) / len(later)
+        pace = 1000 * CHUNK_PIXEL_FRAMES / mean_ms / _FPS
+        print(f"each further chunk: {mean_ms:.0f} ms ({pace:.1f} x real time at {_FPS} fps)")
+    print("The weights are random, so the video is noise; a real checkpoint makes pictures.")
