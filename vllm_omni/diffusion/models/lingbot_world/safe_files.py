@@ -1,0 +1,135 @@
+"""Files named by a client, opened so that links, pipes and swaps cannot lead elsewhere.
+
+Error texts name the kind of problem and never a path of this machine.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from vllm_omni.errors import InvalidRequestError
+
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Without O_NONBLOCK, opening a pipe would wait for a writer."""
+
+
+@contextmanager
+def open_regular_file(path: str, *, field: str) -> Iterator[BinaryIO]:
+    """Open a file wherever it is; links are followed, anything but a regular file is refused.
+
+    Raises:
+        InvalidRequestError: without the path in its text.
+    """
+    with _descriptor(path, _OPEN, field=field, what="file") as descriptor:
+        _check_kind(os.fstat(descriptor), field=field, what="file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            yield file
+
+
+@contextmanager
+def open_directory_below(root: str, relative: str, *, field: str) -> Iterator[int]:
+    """Open a directory under a trusted root, one component at a time.
+
+    The root itself may be reached through links: the operator chose it. Below it nothing may be
+    a link, and each directory must still be the one that was looked at once it is open.
+
+    Args:
+        relative: path below the root, or an absolute path that starts with the root.
+
+    Yields:
+        A descriptor to open files by.
+
+    Raises:
+        InvalidRequestError: if the path leaves the root, passes a link or is no directory.
+    """
+    parts = _components_below(root, relative, field=field)
+    flags = _OPEN | os.O_DIRECTORY
+    with _descriptor(root, flags, field=field, what="trusted root") as opened_root:
+        descriptor = os.dup(opened_root)
+        try:
+            for part in parts:
+                below = _open_same(part, descriptor, flags, field=field, what="directory")
+                os.close(descriptor)
+                descriptor = below
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def open_file_in(directory: int, name: str, *, field: str) -> Iterator[BinaryIO]:
+    """Open a regular file of a directory descriptor; a link is refused.
+
+    Raises:
+        InvalidRequestError: if there is no such file, or it is a link, pipe or device.
+    """
+    descriptor = _open_same(name, directory, _OPEN, field=field, what=name)
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def _components_below(root: str, relative: str, *, field: str) -> list[str]:
+    if not relative.strip():
+        raise InvalidRequestError("must name a directory, got a blank path", field=field)
+    if "\0" in relative:
+        raise InvalidRequestError("must not contain a NUL character", field=field)
+    if relative.startswith("~"):
+        raise InvalidRequestError(
+            "home directories are not expanded; give a path below the trusted root", field=field
+        )
+    path = os.path.normpath(relative)
+    if os.path.isabs(path):
+        bases = (os.path.abspath(root), os.path.realpath(root))
+        inside = [base for base in bases if os.path.commonpath([base, path]) == base]
+        path = os.path.relpath(path, inside[0]) if inside else os.pardir
+    parts = [] if path == os.curdir else path.split(os.sep)
+    if os.pardir in parts:
+        raise InvalidRequestError("leaves the trusted root", field=field)
+    return parts
+
+
+def _open_same(name: str, directory: int, flags: int, *, field: str, what: str) -> int:
+    """Open an entry of a directory and check that it is the entry that was looked at."""
+    try:
+        before = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except (OSError, ValueError) as error:
+        raise _unreadable(error, field=field, what=what) from None
+    _check_kind(before, field=field, what=what)
+    try:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=directory)
+    except OSError as error:
+        raise _unreadable(error, field=field, what=what) from None
+    after = os.fstat(descriptor)
+    if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
+        os.close(descriptor)
+        raise InvalidRequestError(f"{what}: was replaced while being opened", field=field)
+    return descriptor
+
+
+def _check_kind(status: os.stat_result, *, field: str, what: str) -> None:
+    wanted = stat.S_ISDIR if what == "directory" else stat.S_ISREG
+    if stat.S_ISLNK(status.st_mode):
+        raise InvalidRequestError(f"{what}: symbolic links are not followed", field=field)
+    if not wanted(status.st_mode):
+        kind = "directory" if what == "directory" else "regular file"
+        raise InvalidRequestError(f"{what}: is not a {kind}", field=field)
+
+
+@contextmanager
+def _descriptor(path: str, flags: int, *, field: str, what: str) -> Iterator[int]:
+    try:
+        descriptor = os.open(path, flags)
+    except (OSError, ValueError) as error:
+        raise _unreadable(error, field=field, what=what) from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _unreadable(error: OSError | ValueError, *, field: str, what: str) -> InvalidRequestError:
+    number = error.errno if isinstance(error, OSError) else None
+    reason = "the name is not usable" if number is None else os.strerror(number)
+    return InvalidRequestError(f"{what}: cannot be opened ({reason})", field=field)

@@ -1,0 +1,98 @@
+"""Recorded camera paths: two files of a directory below a trusted root, without torch.
+
+``poses.npy`` [F, 4, 4] holds camera-to-world poses and ``intrinsics.npy`` [F, 4] holds fx, fy,
+cx, cy at 832x480 reference pixels, one row per pixel frame. Other files are ignored.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float32, Shaped
+
+from vllm_omni.diffusion.messages import RecordedCamera
+from vllm_omni.diffusion.models.lingbot_world.npy import read_npy
+from vllm_omni.diffusion.models.lingbot_world.safe_files import open_directory_below, open_file_in
+from vllm_omni.errors import InvalidRequestError
+
+MAX_RECORDED_FRAMES = 4096
+ROTATION_TOLERANCE = 1e-2
+"""Largest element of ``|RᵀR - 1|`` that counts as a rotation. Recorded paths are never perfect:
+float32 trackers give 1e-6, files written with three decimals 2e-3; a scale of 1 % gives 2e-2."""
+COMPONENT_LIMIT = 1e12
+"""Largest pose or intrinsics component; squares of larger ones leave float32."""
+
+_FIELD = "extra_args.action_path"
+_LAST_ROW = (0.0, 0.0, 0.0, 1.0)
+_LAST_ROW_TOLERANCE = 1e-6
+
+
+def load_recorded_camera(root: str | None, action_path: str, num_frames: int) -> RecordedCamera:
+    """Load the first ``num_frames`` rows of a recorded path.
+
+    Args:
+        root: trusted directory; ``None`` where the operator named none.
+        action_path: directory below the root.
+        num_frames: pixel frames of the rollout.
+
+    Raises:
+        InvalidRequestError: naming the file and, where one is to blame, the frame index; never a
+            path of this machine.
+    """
+    if root is None:
+        raise InvalidRequestError(
+            "no trusted root is configured; set model_config.lingbot_action_root or "
+            "VLLM_OMNI_LINGBOT_ACTION_ROOT",
+            field=_FIELD,
+        )
+    with open_directory_below(root, action_path, field=_FIELD) as directory:
+        poses = _read(directory, "poses.npy", (4, 4))
+        intrinsics = _read(directory, "intrinsics.npy", (4,))
+    if len(poses) != len(intrinsics):
+        raise InvalidRequestError(
+            f"poses.npy has {len(poses)} frames, intrinsics.npy {len(intrinsics)}; "
+            "both need the same number",
+            field=_FIELD,
+        )
+    if len(poses) < num_frames:
+        raise InvalidRequestError(
+            f"the path has {len(poses)} frames, num_frames {num_frames} needs at least as many",
+            field=_FIELD,
+        )
+    _check_poses(poses)
+    focal = intrinsics[:, :2] > 0.0
+    _refuse_first(~focal.all(axis=1), "intrinsics.npy", "needs positive fx and fy")
+    return RecordedCamera(poses[:num_frames].copy(), intrinsics[:num_frames].copy())
+
+
+def _read(
+    directory: int, name: str, row_shape: tuple[int, ...]
+) -> Float32[np.ndarray, "frames ..."]:
+    with open_file_in(directory, name, field=_FIELD) as file:
+        raw = read_npy(
+            file, row_shape=row_shape, max_rows=MAX_RECORDED_FRAMES, field=f"{_FIELD}: {name}"
+        )
+    _check_range(raw, name)
+    return raw.astype(np.float32)
+
+
+def _check_range(raw: Shaped[np.ndarray, "frames ..."], name: str) -> None:
+    rows = raw.astype(np.float64).reshape(len(raw), -1)
+    _refuse_first(~np.isfinite(rows).all(axis=1), name, "holds NaN or infinity")
+    too_large = (np.abs(rows) > COMPONENT_LIMIT).any(axis=1)
+    _refuse_first(too_large, name, f"needs numbers within +-{COMPONENT_LIMIT:g}")
+
+
+def _check_poses(poses: Float32[np.ndarray, "frames 4 4"]) -> None:
+    wide = poses.astype(np.float64)
+    wrong = (np.abs(wide[:, 3] - _LAST_ROW) > _LAST_ROW_TOLERANCE).any(axis=1)
+    _refuse_first(wrong, "poses.npy", "needs 0 0 0 1 as its last row")
+    rotation = wide[:, :3, :3]
+    error = np.abs(rotation.transpose(0, 2, 1) @ rotation - np.eye(3)).max(axis=(1, 2))
+    bad = error > ROTATION_TOLERANCE
+    got = error[int(np.argmax(bad))]
+    needed = f"needs a rotation orthonormal within {ROTATION_TOLERANCE:g}"
+    _refuse_first(bad, "poses.npy", f"{needed}, got {got:.3g}")
+    _refuse_first(np.linalg.det(rotation) < 0.0, "poses.npy", f"{needed}, got a reflection")
+
+
+def _refuse_first(bad: Bool[np.ndarray, "frames"], name: str, problem: str) -> None:
+    if bad.any():
+        raise InvalidRequestError(f"{name}: frame {int(np.argmax(bad))} {problem}", field=_FIELD)
