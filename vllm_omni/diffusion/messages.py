@@ -145,10 +145,18 @@ class WorkerReady:
 
     Attributes:
         sessions: sessions of the configured size that fit at once.
-        kv_pool_bytes: size of the KV pool on one rank.
-        page_bytes: size of one KV page on one rank.
+        num_pages: pages of the KV pool.
+        page_tokens: tokens of one page.
+        page_bytes: bytes of one page on one rank, all layers.
+        window_frames: latent frames that a session's window holds.
     """
 
     sessions: int
-    kv_pool_bytes: int
+    num_pages: int
+    page_tokens: int
     page_bytes: int
+    window_frames: int
+
+    def pages_for(self, tokens_per_frame: int) -> int:
+        """Pages that a session of this many tokens per latent frame takes."""
+        return -(-self.window_frames * tokens_per_frame // self.page_tokens)

@@ -51,7 +51,11 @@ class Worker:
         self.pipeline.bind_pool(self.pool)
         self.runner = ChunkRunner(self.pipeline, self.platform)
         self.ready = WorkerReady(
-            sessions=budget.sessions, kv_pool_bytes=self.pool.num_bytes, page_bytes=spec.page_bytes
+            sessions=budget.sessions,
+            num_pages=budget.num_pages,
+            page_tokens=spec.page_tokens,
+            page_bytes=spec.page_bytes,
+            window_frames=spec.window_frames,
         )
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
