@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
 from vllm_omni.errors import CheckpointError
 from vllm_omni.logger import get_logger
@@ -60,7 +59,7 @@ class VaeConfig:
     latents_std: tuple[float, ...]
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, object]) -> Self:
+    def from_json(cls, fields: Mapping[str, object]) -> "VaeConfig":
         """Parse ``vae/config.json``.
 
         Raises:

@@ -7,7 +7,7 @@ result; the module holds weights only.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -34,6 +34,7 @@ class ConvPath(StrEnum):
         return cls(name)
 
 
+@runtime_checkable
 class Columns(Protocol):
     """Which columns of a frame this process works on.
 
@@ -97,6 +98,7 @@ class Preparable(nn.Module):
         raise NotImplementedError
 
 
+@runtime_checkable
 class CausalKernel(Protocol):
     """A causal convolution over frames that already have their history in front."""
 

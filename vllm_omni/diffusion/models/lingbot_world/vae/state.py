@@ -8,7 +8,6 @@ other convolution it stands for frames of zeros.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -54,7 +53,7 @@ class CoderHistory:
     conv_out: Frames | None = None
 
     @classmethod
-    def fresh(cls, residuals_per_level: int, levels: int) -> Self:
+    def fresh(cls, residuals_per_level: int, levels: int) -> "CoderHistory":
         """History of a session that has not begun."""
         blocks = (ResidualHistory(),) * residuals_per_level
         return cls(
@@ -82,11 +81,6 @@ class StreamState:
     latent_frames: int = 0
     history: CoderHistory | None = None
 
-    @classmethod
-    def fresh(cls) -> Self:
-        """State of a session that has not begun."""
-        return cls()
-
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor held."""
         if self.history is not None:
@@ -101,10 +95,20 @@ class StreamState:
 class DecoderState(StreamState):
     """Of a streaming decode."""
 
+    @classmethod
+    def fresh(cls) -> "DecoderState":
+        """State of a session that has not begun."""
+        return cls()
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderState(StreamState):
     """Of a streaming encode."""
+
+    @classmethod
+    def fresh(cls) -> "EncoderState":
+        """State of a session that has not begun."""
+        return cls()
 
     def same_history(self, other: "EncoderState") -> bool:
         """Whether both would continue with the same bits."""
