@@ -5,7 +5,7 @@ import math
 import os
 import re
 from dataclasses import dataclass
-from typing import BinaryIO
+from io import BufferedReader
 
 import numpy as np
 from jaxtyping import Shaped
@@ -31,7 +31,7 @@ class _Header:
 
 
 def read_npy(
-    file: BinaryIO, *, row_shape: tuple[int, ...], max_rows: int, field: str
+    file: BufferedReader, *, row_shape: tuple[int, ...], max_rows: int, field: str
 ) -> Shaped[np.ndarray, "rows ..."]:
     """Read ``[rows, *row_shape]`` numbers.
 
@@ -67,7 +67,7 @@ def read_npy(
     return np.frombuffer(data, header.dtype).reshape(header.shape, order=order)
 
 
-def _read_header(file: BinaryIO, field: str) -> _Header:
+def _read_header(file: BufferedReader, field: str) -> _Header:
     start = file.read(len(_MAGIC) + 2)
     if len(start) != len(_MAGIC) + 2 or not start.startswith(_MAGIC):
         raise InvalidRequestError("is not an NPY file", field=field)

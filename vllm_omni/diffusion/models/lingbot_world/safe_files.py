@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from io import BufferedReader
 
 from vllm_omni.errors import InvalidRequestError
 
@@ -16,7 +16,7 @@ _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @contextmanager
-def open_regular_file(path: str, *, field: str) -> Iterator[BinaryIO]:
+def open_regular_file(path: str, *, field: str) -> Iterator[BufferedReader]:
     """Open a file wherever it is; links are followed, anything but a regular file is refused.
 
     Raises:
@@ -59,7 +59,7 @@ def open_directory_below(root: str, relative: str, *, field: str) -> Iterator[in
 
 
 @contextmanager
-def open_file_in(directory: int, name: str, *, field: str) -> Iterator[BinaryIO]:
+def open_file_in(directory: int, name: str, *, field: str) -> Iterator[BufferedReader]:
     """Open a regular file of a directory descriptor; a link is refused.
 
     Raises:

@@ -57,8 +57,7 @@ def load_recorded_camera(root: str | None, action_path: str, num_frames: int) ->
             field=_FIELD,
         )
     _check_poses(poses)
-    focal = intrinsics[:, :2] > 0.0
-    _refuse_first(~focal.all(axis=1), "intrinsics.npy", "needs positive fx and fy")
+    _refuse_first(intrinsics[:, :2] <= 0.0, "intrinsics.npy", "needs positive fx and fy")
     return RecordedCamera(poses[:num_frames].copy(), intrinsics[:num_frames].copy())
 
 
@@ -74,15 +73,15 @@ def _read(
 
 
 def _check_range(raw: Shaped[np.ndarray, "frames ..."], name: str) -> None:
-    rows = raw.astype(np.float64).reshape(len(raw), -1)
-    _refuse_first(~np.isfinite(rows).all(axis=1), name, "holds NaN or infinity")
-    too_large = (np.abs(rows) > COMPONENT_LIMIT).any(axis=1)
+    wide = raw.astype(np.float64)
+    _refuse_first(~np.isfinite(wide), name, "holds NaN or infinity")
+    too_large = np.abs(wide) > COMPONENT_LIMIT
     _refuse_first(too_large, name, f"needs numbers within +-{COMPONENT_LIMIT:g}")
 
 
 def _check_poses(poses: Float32[np.ndarray, "frames 4 4"]) -> None:
     wide = poses.astype(np.float64)
-    wrong = (np.abs(wide[:, 3] - _LAST_ROW) > _LAST_ROW_TOLERANCE).any(axis=1)
+    wrong = np.abs(wide[:, 3] - _LAST_ROW) > _LAST_ROW_TOLERANCE
     _refuse_first(wrong, "poses.npy", "needs 0 0 0 1 as its last row")
     rotation = wide[:, :3, :3]
     error = np.abs(rotation.transpose(0, 2, 1) @ rotation - np.eye(3)).max(axis=(1, 2))
@@ -90,9 +89,12 @@ def _check_poses(poses: Float32[np.ndarray, "frames 4 4"]) -> None:
     got = error[int(np.argmax(bad))]
     needed = f"needs a rotation orthonormal within {ROTATION_TOLERANCE:g}"
     _refuse_first(bad, "poses.npy", f"{needed}, got {got:.3g}")
-    _refuse_first(np.linalg.det(rotation) < 0.0, "poses.npy", f"{needed}, got a reflection")
+    handedness = np.asarray(np.linalg.det(rotation))
+    _refuse_first(handedness < 0.0, "poses.npy", f"{needed}, got a reflection")
 
 
-def _refuse_first(bad: Bool[np.ndarray, "frames"], name: str, problem: str) -> None:
-    if bad.any():
-        raise InvalidRequestError(f"{name}: frame {int(np.argmax(bad))} {problem}", field=_FIELD)
+def _refuse_first(bad: Bool[np.ndarray, "frames ..."], name: str, problem: str) -> None:
+    """Refuse the file for the first frame in which anything is bad."""
+    frames = np.nonzero(bad)[0]
+    if len(frames):
+        raise InvalidRequestError(f"{name}: frame {frames[0]} {problem}", field=_FIELD)

@@ -1,0 +1,180 @@
+"""The first picture of a world, from whatever a client gives, as one upright opaque array.
+
+The same picture gives the same pixels as path, bytes, data URL and PIL image: EXIF orientation is
+applied, transparency is composited over white, 16-bit samples are scaled to 8 bits, CMYK is
+converted, embedded colour profiles are ignored. Sizes are checked before pixels are decoded.
+"""
+
+import base64
+import binascii
+import io
+import os
+import re
+import struct
+import zlib
+
+import numpy as np
+from jaxtyping import Num, UInt8
+from PIL import Image, ImageOps
+
+from vllm_omni import envs
+from vllm_omni.diffusion.messages import SourceImage
+from vllm_omni.diffusion.models.lingbot_world.array_image import source_from_array
+from vllm_omni.diffusion.models.lingbot_world.safe_files import open_regular_file
+from vllm_omni.errors import InvalidRequestError
+
+MAX_SOURCE_PIXELS = 4096 * 4096
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+"""Decoders that client bytes may reach."""
+BACKGROUND = (255, 255, 255, 255)
+"""What shows through transparent pixels."""
+
+_FIELD = "multi_modal_data.image"
+_DATA_URL = re.compile(r"data:[^,;]*(?:;[^,;]*)*;base64,", re.IGNORECASE)
+_SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+_WHITE_16 = 65535
+# What Pillow's decoders raise for damaged files, beside its own subclasses of OSError.
+_DECODE_ERRORS = (
+    OSError, ValueError, SyntaxError, TypeError, LookupError, EOFError, OverflowError,
+    RuntimeError, MemoryError, AttributeError, struct.error, zlib.error,
+)  # fmt: skip
+
+
+def load_image(source: object) -> SourceImage:
+    """Decode and normalise a picture.
+
+    Args:
+        source: a path, encoded bytes, a base64 ``data:`` URL, a PIL image, a numpy array
+            [H, W, 3] or a torch tensor [3, H, W]; arrays may have a leading 1.
+
+    Raises:
+        InvalidRequestError: without any path in its text.
+    """
+    match source:
+        case str() if source[:5].lower() == "data:":
+            return _from_bytes(_data_url_bytes(source))
+        case str() if re.match(r"https?://", source, re.IGNORECASE):
+            raise _refused("URLs are not fetched here; give the bytes of the picture")
+        case str() | os.PathLike():
+            with open_regular_file(os.fspath(source), field=_FIELD) as file:
+                return _from_file(file)
+        case bytes() | bytearray() | memoryview():
+            return _from_bytes(bytes(source))
+        case Image.Image():
+            return _from_pillow(source)
+        case list() | tuple():
+            raise _refused(f"needs one picture, got a list of {len(source)}")
+    from_array = source_from_array(source, check_pixels=_check_pixels, field=_FIELD)
+    if from_array is None:
+        raise _refused(
+            "needs a path, bytes, data URL, PIL image, numpy array or torch tensor, got "
+            f"{type(source).__name__}"
+        )
+    return from_array
+
+
+def _refused(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, field=_FIELD)
+
+
+def _data_url_bytes(url: str) -> bytes:
+    head = _DATA_URL.match(url)
+    if head is None:
+        raise _refused("a data URL needs the form data:image/...;base64,...")
+    try:
+        return base64.b64decode(url[head.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        raise _refused("the data URL does not hold valid base64") from None
+
+
+def _from_bytes(content: bytes) -> SourceImage:
+    if not content:
+        raise _refused("got an empty file")
+    return _from_file(io.BytesIO(content))
+
+
+def _from_file(file: io.BufferedIOBase) -> SourceImage:
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            return _from_pillow(image)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        pixels = re.search(r"\d+", str(error))
+        raise _too_many_pixels("?" if pixels is None else pixels[0]) from None
+    except InvalidRequestError:
+        raise
+    except Image.UnidentifiedImageError:
+        known = ", ".join(FORMATS)
+        raise _refused(f"is damaged or of an unknown format; known are {known}") from None
+    except _DECODE_ERRORS as error:
+        raise _damaged(error) from None
+
+
+def _from_pillow(image: Image.Image) -> SourceImage:
+    _check_pixels(*image.size)
+    try:
+        _check_single_frame(image)
+        image.load()
+        return SourceImage(rgb=_opaque_rgb(ImageOps.exif_transpose(image)))
+    except InvalidRequestError:
+        raise
+    except _DECODE_ERRORS as error:
+        raise _damaged(error) from None
+
+
+def _damaged(error: BaseException) -> InvalidRequestError:
+    # The text of a system error can hold a path; that of a decoder cannot.
+    is_system = isinstance(error, OSError) and error.errno is not None
+    reason = type(error).__name__ if is_system else f"{error}"
+    return _refused(f"cannot be decoded ({reason:.200})")
+
+
+def _check_pixels(width: int, height: int) -> None:
+    limit = min(MAX_SOURCE_PIXELS, envs.max_image_pixels() or MAX_SOURCE_PIXELS)
+    if width < 1 or height < 1:
+        raise _refused(f"needs at least one pixel, got {width}x{height}")
+    if width * height > limit:
+        raise _too_many_pixels(f"{width}x{height} = {width * height}", limit)
+
+
+def _too_many_pixels(got: str, limit: int = MAX_SOURCE_PIXELS) -> InvalidRequestError:
+    return _refused(f"needs at most {limit} pixels, got {got}; scale the picture down")
+
+
+def _check_single_frame(image: Image.Image) -> None:
+    if image.format == "MPO":  # a camera's JPEG with previews behind the picture proper
+        return
+    position = image.tell()
+    try:
+        image.seek(position + 1)
+    except EOFError:
+        if position == 0:
+            return
+    image.seek(position)
+    raise _refused("has several frames; give one still picture")
+
+
+def _opaque_rgb(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
+    if image.mode in _SIXTEEN_BIT:
+        return _grey_from_16_bit(image)
+    if image.mode == "F":
+        raise _refused("holds floating point samples; give an array in [0, 1] instead")
+    if image.mode in {"La", "RGBa"} or image.has_transparency_data:
+        straight = image.convert("LA") if image.mode == "La" else image
+        rgba = straight.convert("RGBA")
+        background = Image.new("RGBA", image.size, BACKGROUND)
+        image = Image.alpha_composite(background, rgba)
+    return np.array(image.convert("RGB"))
+
+
+def _grey_from_16_bit(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
+    samples: Num[np.ndarray, "height width"] = np.array(image).astype(np.int64)
+    if samples.min() < 0 or samples.max() > _WHITE_16:
+        raise _refused(
+            f"holds samples from {samples.min()} to {samples.max()}; grey needs 0 to {_WHITE_16}"
+        )
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        samples[samples == transparent] = _WHITE_16
+    # 65535 is 255 * 257, so this rounds to nearest and keeps black and white.
+    grey = ((samples + 128) // 257).astype(np.uint8)
+    return np.repeat(grey[:, :, None], 3, axis=2)
