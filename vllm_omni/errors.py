@@ -12,6 +12,7 @@
     ├── OutOfKVMemoryError                    one more session does not fit
     ├── ServerFullError                       too many sessions are waiting
     ├── SessionClosedError                    the session has ended
+    ├── SessionFailedError                    a chunk raised; its session was closed
     ├── DeviceOutOfMemoryError                a chunk ran out of device memory
     ├── WorkerFailedError                     a worker died or failed; its group is relaunched
     └── WorkerRestartedError                  the session's worker group was relaunched
@@ -88,6 +89,10 @@ class ServerFullError(OmniError):
 
 class SessionClosedError(OmniError):
     """The session does not exist any more."""
+
+
+class SessionFailedError(OmniError):
+    """A chunk raised; its session was closed and everything it held was freed."""
 
 
 class DeviceOutOfMemoryError(OmniError):

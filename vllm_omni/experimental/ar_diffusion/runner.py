@@ -8,8 +8,17 @@ import torch
 
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult, ChunkTimings, SessionRequest
 from vllm_omni.diffusion.models.interface import LiveSession, RealtimePipeline
-from vllm_omni.errors import DeviceOutOfMemoryError, InvalidRequestError, SessionClosedError
+from vllm_omni.errors import (
+    DeviceOutOfMemoryError,
+    InvalidRequestError,
+    OmniError,
+    SessionClosedError,
+    SessionFailedError,
+)
+from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
+
+logger = get_logger(__name__)
 
 Deliver = Callable[[ChunkResult], None]
 """Takes a chunk as soon as its pixels are on the host, before its KV commit."""
@@ -48,7 +57,9 @@ class ChunkRunner:
 
         Raises:
             SessionClosedError: if the session is not open.
-            DeviceOutOfMemoryError: if memory ran out; the session is closed, its memory free.
+            DeviceOutOfMemoryError: if memory ran out.
+            SessionFailedError: if the chunk raised anything else.
+                Whatever is raised, the session is closed and its memory free.
         """
         session = self._session(plan.session_id)
         try:
@@ -58,9 +69,16 @@ class ChunkRunner:
             raise DeviceOutOfMemoryError(
                 f"chunk {plan.chunk_index} ran out of device memory: {error}"
             ) from error
-        except BaseException:
+        except OmniError:
             self.close(plan.session_id)
             raise
+        except Exception as error:
+            # The session boundary: whatever a chunk raises ends its session and no other.
+            self.close(plan.session_id)
+            logger.exception("chunk %d of %s failed", plan.chunk_index, plan.session_id)
+            raise SessionFailedError(
+                f"chunk {plan.chunk_index} failed inside the model ({type(error).__name__})"
+            ) from error
 
     def close(self, session_id: str) -> None:
         """Free a session; one that is not open is no error."""

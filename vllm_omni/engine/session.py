@@ -1,0 +1,216 @@
+"""One session as the engine sees it: its status, its length, its playback clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from vllm_omni.diffusion.geometry import pixel_frames_of
+from vllm_omni.diffusion.messages import ChunkResult, SessionRequest
+from vllm_omni.engine.interactions import ChunkReceipt, InteractionBox
+from vllm_omni.errors import OmniError
+
+
+class SessionStatus(StrEnum):
+    """Where a session is in its life."""
+
+    WAITING = "waiting"
+    """In line for a place on the workers."""
+    OPEN = "open"
+    """Holds a place; its next chunk can be planned."""
+    RUNNING = "running"
+    """A chunk of it is being made."""
+    CLOSED = "closed"
+    """Ended for good; nothing of it is held anywhere."""
+
+
+_LEGAL = {
+    SessionStatus.WAITING: {SessionStatus.OPEN, SessionStatus.CLOSED},
+    SessionStatus.OPEN: {SessionStatus.RUNNING, SessionStatus.CLOSED},
+    SessionStatus.RUNNING: {SessionStatus.OPEN, SessionStatus.CLOSED},
+    SessionStatus.CLOSED: set(),
+}
+
+
+class EndReason(StrEnum):
+    """Why a session ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The session stands in line; 1 is next."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The session got its place on the workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReady:
+    """A chunk for the client.
+
+    Attributes:
+        last: whether the rollout ends with it.
+    """
+
+    result: ChunkResult
+    receipt: ChunkReceipt
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WasReset:
+    """The next chunk is chunk 0 of the restarted world."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of a session, sent exactly once.
+
+    Attributes:
+        error: set when the session failed.
+    """
+
+    reason: EndReason
+    error: OmniError | None = None
+
+
+SessionEvent = Waiting | Opened | ChunkReady | WasReset | Ended
+Sink = Callable[[SessionEvent], None]
+"""Takes a session's events on the engine's thread; must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How a session is scheduled.
+
+    Attributes:
+        max_lead_ms: how far chunks may be made ahead of playback; ``None`` for no limit.
+        max_undelivered: chunks that may wait for the client before the session pauses.
+    """
+
+    max_lead_ms: float | None = None
+    max_undelivered: int = 2
+
+
+class PlaybackClock:
+    """When a viewer needs the next chunk, at ``fps``, counted from the first delivery."""
+
+    def __init__(self, fps: float, opened_s: float) -> None:
+        self._fps = fps
+        self._start_s = opened_s
+        self._started = False
+
+    def first_chunk_made(self, now_s: float) -> None:
+        """Playback starts with the first chunk."""
+        if not self._started:
+            self._started, self._start_s = True, now_s
+
+    def deadline_s(self, chunks_made: int) -> float:
+        """When chunk ``chunks_made`` must be there; the first one is always due at once."""
+        if chunks_made == 0 or not self._started:
+            return self._start_s
+        return self._start_s + pixel_frames_of(chunks_made) / self._fps
+
+
+class EngineSession:
+    """State of one session; owned by the engine's thread.
+
+    ``interactions`` and ``undelivered`` are also touched by the client's side and guard
+    themselves.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        request: SessionRequest,
+        sink: Sink,
+        *,
+        options: SessionOptions,
+        interactions: InteractionBox,
+        now_s: float,
+    ) -> None:
+        self.session_id = session_id
+        self.request = request
+        self.options = options
+        self.interactions = interactions
+        self.clock = PlaybackClock(request.fps, now_s)
+        self.arrived_s = now_s
+        self.chunks_made = 0
+        self.undelivered = 0
+        self.stop_requested = False
+        self.resets: list[Callable[[SessionRequest], SessionRequest]] = []
+        self.last_chunk_s = now_s
+        self._sink = sink
+        self._status = SessionStatus.WAITING
+
+    @property
+    def status(self) -> SessionStatus:
+        """Where the session is in its life."""
+        return self._status
+
+    @property
+    def finished(self) -> bool:
+        """Whether every chunk of the rollout has been made."""
+        return self.request.num_chunks is not None and self.chunks_made >= self.request.num_chunks
+
+    def move_to(self, status: SessionStatus) -> None:
+        """Change the status.
+
+        Raises:
+            RuntimeError: if the change is not a legal one; that is a bug of the engine.
+        """
+        if status not in _LEGAL[self._status]:
+            raise RuntimeError(
+                f"session {self.session_id} cannot go from {self._status} to {status}"
+            )
+        self._status = status
+
+    def emit(self, event: SessionEvent) -> None:
+        """Hand an event to the client's side."""
+        self._sink(event)
+
+    def runnable_at_s(self) -> float | None:
+        """Time from which the next chunk may be made; ``None`` while the client does not read."""
+        if self._status is not SessionStatus.OPEN:
+            return None
+        if self.undelivered >= self.options.max_undelivered:
+            return None
+        if self.options.max_lead_ms is None or self.chunks_made == 0:
+            return self.arrived_s
+        return self.deadline_s - self.options.max_lead_ms / 1000.0
+
+    @property
+    def deadline_s(self) -> float:
+        """When the viewer needs the next chunk."""
+        return self.clock.deadline_s(self.chunks_made)
+
+    def chunk_made(self, ready_s: float) -> None:
+        """Count a chunk that goes to the client."""
+        self.clock.first_chunk_made(ready_s)
+        self.last_chunk_s = ready_s
+        self.chunks_made += 1
+        self.undelivered += 1
+
+    def request_after_resets(self) -> SessionRequest:
+        """What the session is asked for once all waiting resets are applied, in order."""
+        request = replace(self.request, prompt=self.interactions.prompt)
+        resets, self.resets = self.resets, []
+        for change in resets:
+            request = change(request)
+        return request
+
+    def restart(self, request: SessionRequest, now_s: float) -> None:
+        """Begin again from chunk 0 with another request."""
+        self.request = request
+        self.chunks_made = 0
+        self.clock = PlaybackClock(request.fps, now_s)
+        self.interactions.restart(request.prompt)

@@ -1,0 +1,109 @@
+"""Starts the worker group, warms it up, and makes a new one when it is lost."""
+
+import time
+from collections.abc import Callable
+
+from vllm_omni.diffusion.executor.base import Executor
+from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.messages import WorkerReady
+from vllm_omni.engine.warmup import warm_up_plans, warm_up_request
+from vllm_omni.errors import WorkerFailedError
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
+
+MAX_RESTARTS = 5
+RESTART_WINDOW_S = 600.0
+_FIRST_DELAY_S = 0.5
+
+
+class WorkerSupervisor:
+    """Owns the one executor that is alive. Used by one thread.
+
+    Args:
+        make_executor: makes a group that is not started; called once per generation.
+        warm_up: size to warm up at before the group counts as ready; ``None`` for none.
+        sleep: waits between restarts.
+    """
+
+    def __init__(
+        self,
+        make_executor: Callable[[], Executor],
+        *,
+        warm_up: VideoGeometry | None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._make_executor = make_executor
+        self._warm_up = warm_up
+        self._sleep = sleep
+        self._executor: Executor | None = None
+        self._restarts_s: list[float] = []
+
+    @property
+    def executor(self) -> Executor:
+        """The running group.
+
+        Raises:
+            WorkerFailedError: if there is none.
+        """
+        if self._executor is None:
+            raise WorkerFailedError("the worker group is not running")
+        return self._executor
+
+    @property
+    def restarts(self) -> int:
+        """Restarts within the last ten minutes."""
+        return len(self._restarts_s)
+
+    def start(self) -> WorkerReady:
+        """Start a group and warm it up."""
+        executor = self._make_executor()
+        self._executor = executor
+        ready = executor.start()
+        if self._warm_up is not None:
+            self._run_warm_up(executor, ready, self._warm_up)
+        return ready
+
+    def relaunch(self) -> WorkerReady:
+        """End what is left of the group and start another, backing off between tries.
+
+        Raises:
+            WorkerFailedError: after five restarts within ten minutes.
+        """
+        while True:
+            self.shutdown()
+            self._count_restart()
+            self._sleep(_FIRST_DELAY_S * (2 ** (len(self._restarts_s) - 1)))
+            try:
+                return self.start()
+            except WorkerFailedError as error:
+                logger.warning("the worker group failed to start again: %s", error)
+
+    def shutdown(self) -> None:
+        """End the group; a second call does nothing."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown()
+
+    def _count_restart(self) -> None:
+        now = time.monotonic()
+        self._restarts_s = [at for at in self._restarts_s if now - at < RESTART_WINDOW_S]
+        if len(self._restarts_s) >= MAX_RESTARTS:
+            raise WorkerFailedError(
+                f"the worker group was restarted {MAX_RESTARTS} times within "
+                f"{RESTART_WINDOW_S / 60:.0f} minutes; giving up, see the log of the workers"
+            )
+        self._restarts_s.append(now)
+
+    @staticmethod
+    def _run_warm_up(executor: Executor, ready: WorkerReady, geometry: VideoGeometry) -> None:
+        started = time.monotonic()
+        plans = warm_up_plans(ready)
+        executor.open_session(plans[0].session_id, warm_up_request(geometry))
+        for plan in plans:
+            executor.run_chunk(plan, lambda _: None)
+        executor.close_session(plans[0].session_id)
+        logger.info(
+            "warmed up %d chunks at %s in %.1f s",
+            *(len(plans), geometry, time.monotonic() - started),
+        )
