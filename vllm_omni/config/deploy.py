@@ -284,14 +284,20 @@ class StageSection(Section):
     model: str | None = ignored("the model is the one that was asked for")
     model_arch: str | None = ignored("the model is the one that was asked for")
     trust_remote_code: bool | None = ignored("no code of a checkpoint is ever run", quiet=[False])
+    default_pooling_params: object = ignored("nothing is pooled")
+    subtalker_sampling_params: object = ignored("there is no speech")
     vae_use_slicing: bool | None = ignored("one video is decoded at a time", quiet=[False])
     vae_fast_path: Literal["off", "lossless", "channels_last"] | None = ignored(
         "the VAE picks the memory layout of its platform", quiet=["lossless"]
     )
     diffusion_compile_dynamic: bool | None = ignored("shapes are known when blocks are compiled")
-    num_weight_load_threads: int | None = ignored("weights are mapped, not copied by threads")
-    disable_multithread_weight_load: bool | None = ignored("weights are mapped", quiet=[False])
-    enable_broadcast_weight_load: bool | None = ignored("each rank maps its shard", quiet=[False])
+    num_weight_load_threads: int | None = ignored("how weights are read does not change them")
+    disable_multithread_weight_load: bool | None = ignored(
+        "how weights are read does not change them", quiet=[False]
+    )
+    enable_broadcast_weight_load: bool | None = ignored(
+        "how weights are read does not change them", quiet=[False]
+    )
     enable_diffusion_pipeline_profiler: bool | None = ignored(
         "the timings of every chunk are always reported", quiet=[False]
     )

@@ -42,7 +42,9 @@ class DeploySection(Section):
     enable_prefix_caching: bool | None = ignored("there are no shared prefixes", quiet=[False])
     enable_chunked_prefill: bool | None = ignored("there is no prefill", quiet=[False])
     custom_voice_dir: str | None = ignored("there is no speech")
-    stage_args: object = refused("this schema was removed; list the stages under 'stages'")
+    stage_args: object = refused(
+        "this schema was removed; list the stages under 'stages'", neutral=[]
+    )
 
     @model_validator(mode="after")
     def _known_platforms(self) -> "DeploySection":

@@ -21,8 +21,9 @@ ALIASES = {
     "diffusion_attention_config": "attention_config",
 }
 _DEPRECATED = {"max_batch_size", "diffusion_quantization_config", "diffusion_attention_backend"}
+_NESTED_SPELLINGS = ("engine_extras", "engine_args")
 _RUNTIME = ("devices", "num_replicas", "env")
-OTHER_SPELLINGS = (*FLAT_DEGREES, *ALIASES, "engine_args", "runtime")
+OTHER_SPELLINGS = (*FLAT_DEGREES, *ALIASES, *_NESTED_SPELLINGS, "runtime")
 
 Values = dict[str, object]
 
@@ -61,7 +62,8 @@ def canonical_stage(
         ConfigError: if one setting is given under two names.
     """
     values: Values = {key: value for key, value in raw.items() if value is not None}
-    values |= _mapping(values.pop("engine_args", {}), f"{where}: engine_args")
+    for nested in _NESTED_SPELLINGS:
+        values |= _mapping(values.pop(nested, {}), f"{where}: {nested}")
     runtime = _mapping(values.pop("runtime", {}), f"{where}: runtime")
     for key, value in runtime.items():
         if key not in _RUNTIME:

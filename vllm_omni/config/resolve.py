@@ -199,6 +199,7 @@ def _file_layer(raw: Mapping[str, object], origin: str, part: str) -> Layer:
     where = f"{origin}: {part}"
     values = canonical_stage(raw, where=where, flat_wins=False, warn=True)
     parse_section(StageSection, values, where=where, extra_keys=OTHER_SPELLINGS)
+    values.pop("stage_id", None)
     return Layer(origin, values)
 
 

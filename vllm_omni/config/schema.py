@@ -28,7 +28,7 @@ class Section(BaseModel):
     def _refuse_by_name(self) -> "Section":
         for key, field, value in set_fields(self):
             reason = _note(field, "refused")
-            if reason is not None and value not in _neutral(field):
+            if reason is not None and value not in neutral_values(field):
                 raise ValueError(f"{key}={value!r} is refused: {reason}")
         return self
 
@@ -69,7 +69,7 @@ def no_effect_notes(section: Section, prefix: str = "") -> Iterator[str]:
             yield from no_effect_notes(value, f"{path}.")
             continue
         reason = _note(field, "no_effect")
-        if reason is not None and value not in _neutral(field):
+        if reason is not None and value not in neutral_values(field):
             yield f"{path}={value!r} has no effect: {reason}"
 
 
@@ -87,7 +87,8 @@ def _note(field: FieldInfo, key: str) -> str | None:
     return str(extra[key]) if isinstance(extra, dict) and key in extra else None
 
 
-def _neutral(field: FieldInfo) -> list[object]:
+def neutral_values(field: FieldInfo) -> list[object]:
+    """Values of an ignored or refused field that pass in silence."""
     extra = field.json_schema_extra
     neutral = extra["neutral"] if isinstance(extra, dict) else []
     return list(neutral) if isinstance(neutral, list) else []

@@ -1,0 +1,68 @@
+"""A checkpoint is found on this machine and checked by its small files."""
+
+import pytest
+
+from tests.helpers.fake_checkpoint import write_fake_checkpoint
+from vllm_omni.config.checkpoint import attention_heads, check_model_index, find_checkpoint
+from vllm_omni.errors import CheckpointError, ConfigError
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_a_directory_is_itself(tmp_path):
+    assert find_checkpoint(str(tmp_path)) == tmp_path
+
+
+def test_a_hub_id_is_looked_up_in_the_local_cache_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--some--world"
+    snapshot = write_fake_checkpoint(repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    assert find_checkpoint("some/world") == snapshot
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("", "not a model source"),
+        ("/no/such/directory", "is not a directory"),
+        ("./no-such", "is not a directory"),
+        ("some/one/else", "is not a directory"),
+        ("nobody/nothing-of-that-name", "`hf download nobody/nothing-of-that-name`"),
+    ],
+)
+def test_what_is_not_on_this_machine(model, message):
+    with pytest.raises(ConfigError, match=message):
+        find_checkpoint(model)
+
+
+def test_a_file_is_not_a_checkpoint(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is not a directory"):
+        find_checkpoint(str(tmp_path / "file"))
+
+
+def test_heads_and_class(tmp_path):
+    directory = write_fake_checkpoint(tmp_path / "model", heads=40)
+    check_model_index(directory)
+    assert attention_heads(directory) == 40
+
+
+@pytest.mark.parametrize("heads", [0, -4, "4", True, None, 4.0])
+def test_heads_that_are_no_count(tmp_path, heads):
+    directory = write_fake_checkpoint(tmp_path / "model", heads=heads)
+    with pytest.raises(CheckpointError, match="num_attention_heads must be a positive integer"):
+        attention_heads(directory)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "is not JSON"), ("[]", "a JSON object"), (None, "cannot read")]
+)
+def test_broken_files(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "model_index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        check_model_index(tmp_path)

@@ -1,0 +1,533 @@
+"""One resolver: precedence, spellings, refusals, and no torch."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.fake_checkpoint import write_fake_checkpoint
+from vllm_omni.config.build import ENGINE_PATH
+from vllm_omni.config.resolve import resolve
+from vllm_omni.diffusion.data import DiffusionParallelConfig, SamplingDefaults
+from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.errors import CheckpointError, ConfigError, UnsupportedParallelismError
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "benchmarks" / "lingbot_world" / "configs"
+PACKAGED = ROOT / "vllm_omni" / "deploy" / "lingbot_world_v2_stepwise.yaml"
+
+
+@pytest.fixture
+def model(tmp_path):
+    return str(write_fake_checkpoint(tmp_path / "model"))
+
+
+@pytest.fixture
+def real_size(tmp_path):
+    return str(write_fake_checkpoint(tmp_path / "real", heads=40))
+
+
+@pytest.fixture
+def deploy(tmp_path):
+    def write(stage="", top=""):
+        path = tmp_path / "deploy.yaml"
+        path.write_text(f"{top}\nstages:\n- stage_id: 0\n{stage}")
+        return path
+
+    return write
+
+
+def origin_of(resolved, key):
+    return next(value.origin for value in resolved.origins if value.key == key)
+
+
+# --- the files that ship ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "devices", "eager", "ulysses"),
+    [
+        (PACKAGED, "0", True, 1),
+        (CONFIGS / "npu_usp4_eager.yaml", "0,1,2,3", True, 4),
+        (CONFIGS / "usp4_compiled.yaml", "0,1,2,3", False, 4),
+        (CONFIGS / "single_gpu_eager.yaml", "0", True, 1),
+    ],
+)
+def test_shipped_files(real_size, path, devices, eager, ulysses):
+    resolved = resolve(real_size, deploy_config=path, platform="cuda")
+    config = resolved.config
+    assert (config.devices, config.enforce_eager) == (devices, eager)
+    assert (config.parallel.tensor_parallel_size, config.parallel.ulysses_degree) == (1, ulysses)
+    assert (config.dtype, config.executor, config.max_num_seqs) == ("bfloat16", "mp", 1)
+    assert config.geometry == VideoGeometry(480, 832)
+    assert config.kv_cache.gpu_memory_fraction == 0.6
+    assert config.vae_spatial_sharding is True
+    assert (resolved.step_execution, resolved.streaming_output) == (True, True)
+    assert resolved.engine_backend == "ar_diffusion"
+    assert resolved.default_sampling_params == SamplingDefaults(
+        num_inference_steps=4, output_type="pil", extra_args={"flow_shift": 5.0}
+    )
+
+
+def test_the_tiny_file(model):
+    resolved = resolve(model, deploy_config=CONFIGS / "cpu_tiny.yaml", platform="cuda")
+    config = resolved.config
+    assert (config.device, config.dtype, config.executor) == ("cpu", "float32", "mp")
+    assert config.geometry == VideoGeometry(64, 96)
+    assert (resolved.step_execution, resolved.streaming_output) == (True, True)
+    assert resolved.no_effect == ()
+
+
+def test_resolution_loads_no_torch(model):
+    code = (
+        "import sys; from vllm_omni.config.resolve import resolve; "
+        f"resolve({model!r}, deploy_config={str(CONFIGS / 'cpu_tiny.yaml')!r}); "
+        "print(sorted({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+# --- precedence ------------------------------------------------------------------------------
+
+LAYERS = ("platform", "top", "stage", "flag", "override", "stage_kwarg")
+
+
+@pytest.mark.parametrize("strongest", range(len(LAYERS)))
+def test_each_layer_wins_over_all_weaker_ones(model, deploy, strongest):
+    names = LAYERS[: strongest + 1]
+    dtype = dict(zip(LAYERS, ["float16", "float32", "bfloat16"] * 2, strict=True))
+    top = f"dtype: {dtype['top']}\n" if "top" in names else ""
+    top += f"platforms: {{npu: {{stages: [{{stage_id: 0, dtype: {dtype['platform']}}}]}}}}"
+    overrides = {"dtype": dtype["flag"]} if "flag" in names else {}
+    if "stage_kwarg" in names:
+        overrides["stage_0_dtype"] = dtype["stage_kwarg"]
+    resolved = resolve(
+        model,
+        deploy_config=deploy(f"  dtype: {dtype['stage']}" if "stage" in names else "", top),
+        overrides=overrides,
+        stage_overrides={"0": {"dtype": dtype["override"]}} if "override" in names else None,
+        platform="npu",
+    )
+    assert resolved.config.dtype == dtype[names[-1]]
+    expected = {
+        "platform": "platforms.npu", "top": "deploy.yaml", "stage": "deploy.yaml",
+        "flag": "keyword argument", "override": "stage override", "stage_kwarg": "stage override",
+    }  # fmt: skip
+    assert expected[names[-1]] in origin_of(resolved, "dtype")
+
+
+def test_without_any_layer_the_default_depends_on_the_platform(model):
+    dtypes = [resolve(model, platform=name).config.dtype for name in ("cpu", "cuda", "npu")]
+    assert dtypes == ["float32", "bfloat16", "bfloat16"]
+    assert resolve(model, overrides={"dtype": "auto"}).config.dtype == "float32"
+    assert resolve(model, overrides={"dtype": "bfloat16"}).config.dtype == "bfloat16"
+
+
+def test_a_platform_value_that_the_stage_overrules_is_reported(model, deploy):
+    path = deploy(
+        "  devices: '0'", "platforms: {npu: {stages: [{stage_id: 0, devices: '4', env: {A: x}}]}}"
+    )
+    resolved = resolve(model, deploy_config=path, platform="npu")
+    assert resolved.config.devices == "0"
+    assert resolved.config.env == {"A": "x"}
+    assert len(resolved.no_effect) == 1
+    assert "devices of" in resolved.no_effect[0]
+    assert "platforms.npu" in resolved.no_effect[0]
+
+
+def test_sections_of_other_platforms_are_checked_but_not_used(model, deploy):
+    top = "platforms: {npu: {stages: [{stage_id: 0, max_num_seqs: 3}]}}"
+    resolved = resolve(model, deploy_config=deploy(top=top), platform="cuda", visible_devices=1)
+    assert resolved.config.max_num_seqs == 1
+    bad = "platforms: {xpu: {stages: [{stage_id: 0, max_num_sqs: 3}]}}"
+    with pytest.raises(ConfigError, match=r"platforms.xpu.*did you mean 'max_num_seqs'"):
+        resolve(model, deploy_config=deploy(top=bad))
+    with pytest.raises(ConfigError, match=r"platforms.npu cannot set device"):
+        resolve(
+            model,
+            deploy_config=deploy(top="platforms: {npu: {stages: [{stage_id: 0, device: cpu}]}}"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tensor", "ulysses"),
+    [
+        ({"ulysses_degree": 2}, 1, 2),
+        ({"tensor_parallel_size": 2}, 2, 4),
+        ({"parallel_config": {"ulysses_degree": 2}}, 1, 2),
+        ({"parallel_config": {"tensor_parallel_size": 2}}, 2, 4),
+        ({"parallel_config": DiffusionParallelConfig(tensor_parallel_size=2)}, 2, 1),
+        ({"parallel_config": {"ulysses_degree": 2}, "ulysses_degree": 1}, 1, 1),
+        ({"stage_0_parallel_config": {"ulysses_degree": 2}}, 1, 2),
+        ({"stage_0_ulysses_degree": 2, "ulysses_degree": 1}, 1, 2),
+    ],
+)
+def test_degrees_over_a_file_with_four_ranks(real_size, overrides, tensor, ulysses):
+    parallel = resolve(
+        real_size,
+        deploy_config=CONFIGS / "usp4_compiled.yaml",
+        overrides=overrides,
+        platform="cuda",
+        visible_devices=8,
+    ).config.parallel
+    assert (parallel.tensor_parallel_size, parallel.ulysses_degree) == (tensor, ulysses)
+
+
+def test_nested_degrees_win_over_flat_ones_inside_a_file(model, deploy):
+    stage = "  ulysses_degree: 4\n  tensor_parallel_size: 2\n  parallel_config: {ulysses_degree: 2}"
+    parallel = resolve(model, deploy_config=deploy(f"{stage}\n  distributed_executor_backend: mp"))
+    assert parallel.config.parallel.ulysses_degree == 2
+    assert parallel.config.parallel.tensor_parallel_size == 2
+
+
+def test_mappings_of_overrides_merge_deeply(model):
+    resolved = resolve(
+        model,
+        deploy_config=PACKAGED,
+        overrides={
+            "model_config": {"ar_diffusion_width": 320, "ar_diffusion_kv_config": {}},
+            "stage_0_model_config": {"ar_diffusion_height": 240},
+            "default_sampling_params": {"0": {"seed": 7, "extra_args": {"more": 1}}},
+        },
+    )
+    assert resolved.config.geometry == VideoGeometry(240, 320)
+    assert resolved.config.kv_cache.gpu_memory_fraction == 0.6
+    assert resolved.default_sampling_params.seed == 7
+    assert resolved.default_sampling_params.num_inference_steps == 4
+    assert resolved.default_sampling_params.extra_args == {"flow_shift": 5.0, "more": 1}
+
+
+def test_false_overrides_true(model):
+    eager = resolve(
+        model, deploy_config=PACKAGED, overrides={"enforce_eager": False}, platform="cuda"
+    )
+    assert eager.config.enforce_eager is False
+    assert origin_of(eager, "enforce_eager") == "keyword argument"
+
+
+def test_a_null_in_a_nested_override_takes_the_checkpoints_value(model, deploy):
+    stage = "  model_config: {ar_diffusion_kv_config: {window_chunks: 6, sink_chunks: 3}}"
+    overrides = {"model_config": {"ar_diffusion_kv_config": {"window_chunks": None}}}
+    kv = resolve(model, deploy_config=deploy(stage), overrides=overrides).config.kv_cache
+    assert (kv.window_chunks, kv.sink_chunks) == (None, 3)
+
+
+# --- spellings -------------------------------------------------------------------------------
+
+
+def test_engine_args_and_runtime_win_over_flat_keys(model, deploy):
+    stage = (
+        "  devices: '0'\n  max_num_seqs: 1\n  num_replicas: 3\n"
+        "  engine_args: {max_num_seqs: 2, devices: '1'}\n"
+        "  runtime: {devices: '2', env: {OMP_NUM_THREADS: 4}, num_replicas: 1}\n"
+    )
+    config = resolve(model, deploy_config=deploy(stage), platform="npu").config
+    assert (config.devices, config.max_num_seqs) == ("2", 2)
+    assert config.env == {"OMP_NUM_THREADS": "4"}
+    with pytest.raises(ConfigError, match=r"runtime.process"):
+        resolve(model, deploy_config=deploy("  runtime: {process: true}"))
+
+
+def test_the_older_name_of_streaming_output(model, deploy):
+    for stage in (
+        "  diffusion_streaming_output: true",
+        "  diffusion_streaming_output: true\n  streaming_output: true",
+    ):
+        assert resolve(model, deploy_config=deploy(stage)).streaming_output is True
+    with pytest.raises(ConfigError, match="two names of one setting"):
+        resolve(
+            model,
+            deploy_config=deploy("  diffusion_streaming_output: true\n  streaming_output: false"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("max_batch_size", "max_num_seqs", "2"),
+        ("diffusion_attention_backend", "attention_backend", "sdpa"),
+    ],
+)
+def test_deprecated_names_warn_and_clash_with_the_new_one(model, deploy, old, new, value):
+    with pytest.warns(FutureWarning, match=f"{old} is the older name of {new}"):
+        config = resolve(model, deploy_config=deploy(f"  {old}: {value}")).config
+    assert str({"max_num_seqs": config.max_num_seqs,
+                "attention_backend": config.attention_backend}[new]) == value  # fmt: skip
+    with (
+        pytest.warns(FutureWarning),
+        pytest.raises(ConfigError, match=f"{old} and {new} are two names"),
+    ):
+        resolve(model, deploy_config=deploy(f"  {old}: {value}\n  {new}: {value}"))
+
+
+def test_two_names_of_a_quantisation(model, deploy):
+    with pytest.raises(ConfigError, match="two names of one setting"):
+        resolve(model, deploy_config=deploy("  quantization: fp8\n  quantization_config: fp8"))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"backend": "sdpa"}, "sdpa"),
+        ({"default": {"backend": "TORCH_SDPA"}}, "sdpa"),
+        ({"default": "flash"}, "flash"),
+    ],
+)
+def test_attention_config(model, given, meant):
+    config = resolve(model, overrides={"diffusion_attention_config": given}).config
+    assert config.attention_backend == meant
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"backend": 3}, {"self": "sdpa"}, {"backend": "sdpa", "cross": "flash"}]
+)
+def test_attention_config_that_says_something_else(model, given):
+    with pytest.raises(ConfigError, match="attention_config must be"):
+        resolve(model, overrides={"attention_config": given})
+
+
+# --- keyword arguments -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deploy_config", [None, PACKAGED])
+def test_every_global_keyword_is_honoured(tmp_path, model, deploy_config):
+    resolved = resolve(
+        model,
+        deploy_config=deploy_config,
+        overrides={
+            "model_config": {"lingbot_action_root": str(tmp_path)},
+            "parallel_config": {"ulysses_degree": 2},
+            "engine_backend": ENGINE_PATH,
+            "diffusion_streaming_output": True,
+            "devices": "5,6",
+            "num_gpus": 2,
+            "diffusion_attention_backend": "sdpa",
+            "extras": {"max_queued": 3, "distributed_executor_backend": "mp"},
+            "max_num_seqs": None,
+        },
+        platform="cuda",
+    )
+    config = resolved.config
+    assert config.action_root == str(tmp_path)
+    assert config.parallel.ulysses_degree == 2
+    assert resolved.engine_backend == "ar_diffusion"
+    assert resolved.streaming_output is True
+    assert (config.devices, config.attention_backend) == ("5,6", "sdpa")
+    assert (config.max_queued, config.max_num_seqs) == (3, 1)
+    assert resolve(model, overrides={"streaming_output": True}).streaming_output is True
+
+
+def test_keyword_arguments_do_not_warn_about_their_names(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolve(model, overrides={"diffusion_attention_backend": "sdpa", "max_batch_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message"),
+    [
+        ({"ulyses_degree": 2}, ValueError, r"Unknown .* field\(s\): 'ulyses_degree' \(did you "
+         r"mean 'ulysses_degree'\?\)"),
+        ({"extras": {"ulyses_degree": 2}}, ValueError, "did you mean 'ulysses_degree'"),
+        ({"extras": 3}, TypeError, "extras must be a mapping"),
+        ({"stage_configs": []}, ValueError, "deploy_config"),
+        ({"stage_configs_path": "x"}, ValueError, "deploy_config"),
+        ({"diffusion_batch_size": 2}, TypeError, "diffusion_batch_size"),
+        ({"log_requests": True}, TypeError, "log_requests"),
+        ({"strategy_config": "x"}, ValueError, "strategy_config='x' is refused"),
+        ({"num_gpus": 4}, ValueError, "num_gpus is 4, but .* makes 1 ranks"),
+        ({"stage_1_dtype": "float32"}, ValueError, "unknown stage 1"),
+        ({"stage_0_dtpye": "float32"}, ValueError, "stage override: .*did you mean 'dtype'"),
+        ({"default_sampling_params": {"seed": 3}}, ValueError, "unknown stage 'seed'"),
+        ({"default_sampling_params": "{"}, ValueError, "is not JSON"),
+        ({"parallel_config": 3}, TypeError, "parallel_config must be a mapping"),
+        ({"devices": [0, 1]}, ValueError, "devices"),
+        ({"omni_dp_size_local": 2}, ValueError, "omni_dp_size_local=2 is refused"),
+        ({"omni_heartbeat_timeout": 0.0}, ValueError, "omni_heartbeat_timeout"),
+        ({"omni_lb_policy": "best"}, ValueError, "omni_lb_policy"),
+        ({"worker_backend": "ray"}, ValueError, "worker_backend='ray' is refused"),
+    ],
+)  # fmt: skip
+def test_keyword_arguments_that_are_refused(model, overrides, error, message):
+    with pytest.raises(error, match=message):
+        resolve(model, overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"1": {}}, "unknown stage '1'"),
+        ({"0": 3}, "stage 0 must be a mapping"),
+        ([], "must look like"),
+        ("{", "is not JSON"),
+        ({"0": {"max_num_sqs": 1}}, "did you mean 'max_num_seqs'"),
+    ],
+)
+def test_stage_overrides_that_are_refused(model, given, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(model, stage_overrides=given if not isinstance(given, list) else str(given))
+
+
+def test_stage_overrides_as_json(model):
+    config = resolve(model, stage_overrides='{"0": {"max_num_seqs": 3}}').config
+    assert config.max_num_seqs == 3
+
+
+# --- early gates -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sequence_parallel_size": 4}, "sequence_parallel_size is 4 but ulysses_degree is 1"),
+        ({"sequence_parallel_size": 2, "ulysses_degree": 4}, "is 2 but ulysses_degree is 4"),
+        ({"ring_degree": 2}, "ring_degree=2"),
+        ({"allgather_degree": 2}, "allgather_degree=2"),
+        ({"ulysses_mode": "advanced_uaa"}, "ulysses_mode='advanced_uaa'"),
+        ({"ulysses_a2a_permute": True}, "ulysses_a2a_permute=True"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"data_parallel_size": 2}, "data_parallel_size=2"),
+        ({"cfg_parallel_size": 2}, "cfg_parallel_size=2"),
+        ({"vae_patch_parallel_size": 2}, "vae_patch_parallel_size=2"),
+        ({"use_hsdp": True}, "use_hsdp=True"),
+        ({"enable_expert_parallel": True}, "enable_expert_parallel=True"),
+        ({"ulysses_degree": 3}, "40 attention heads cannot be split .* = 3 ranks"),
+        ({"tensor_parallel_size": 4, "ulysses_degree": 4}, "40 attention heads .* = 16 ranks"),
+        ({"ulysses_degree": 16}, "has 1560 tokens per latent frame, which ulysses_degree 16"),
+    ],
+)
+def test_parallel_gates(real_size, options, message):
+    with pytest.raises(UnsupportedParallelismError, match=message):
+        resolve(
+            real_size,
+            deploy_config=PACKAGED,
+            overrides={"parallel_config": options},
+            platform="cuda",
+            visible_devices=64,
+        )
+
+
+def test_more_ranks_than_devices(real_size, monkeypatch):
+    overrides = {"ulysses_degree": 4, "distributed_executor_backend": "mp"}
+    with pytest.raises(ConfigError, match=r"4 ranks .* need 4 devices, but devices='0,1' shows 2"):
+        resolve(real_size, overrides=overrides | {"devices": "0,1"}, platform="cuda")
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,1,2")
+    with pytest.raises(ConfigError, match="need 4 devices, but this process shows 3"):
+        resolve(real_size, overrides=overrides, platform="npu")
+    with pytest.raises(ConfigError, match="shows 1"):
+        resolve(real_size, overrides=overrides, platform="npu", visible_devices=1)
+    assert resolve(real_size, overrides=overrides, platform="cpu").config.parallel.world_size == 4
+
+
+def test_several_ranks_do_not_fit_into_one_process(model):
+    with pytest.raises(ConfigError, match="one process cannot hold 2 ranks"):
+        resolve(model, overrides={"ulysses_degree": 2})
+    served = resolve(model, overrides={"ulysses_degree": 2}, executor="mp")
+    assert served.config.executor == "mp"
+    for name in ("uni", "inline"):
+        with pytest.raises(ConfigError, match="set distributed_executor_backend to mp"):
+            resolve(
+                model,
+                overrides={"ulysses_degree": 2, "distributed_executor_backend": name},
+                executor="mp",
+            )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"model_config": {"ar_diffusion_height": 100}}, "ar_diffusion_height: .*100"),
+        ({"model_config": {"lingbot_action_root": "/no/such"}}, "'/no/such' is not a directory"),
+        ({"default_sampling_params": {"0": {"num_frames": 10}}}, "9, 21, 33, 45"),
+        ({"default_sampling_params": {"0": {"height": 64, "width": 100}}}, "got 100"),
+        ({"engine_backend": "no.such.Engine"}, "cannot be imported"),
+        ({"engine_backend": "pathlib.NoEngine"}, "cannot be imported"),
+        ({"engine_backend": "word"}, "cannot be imported"),
+    ],
+)
+def test_other_gates(model, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(model, overrides=overrides)
+
+
+@pytest.mark.parametrize("backend", ["pathlib.Path", Path, 3])
+def test_an_engine_of_another_kind(model, backend):
+    with pytest.raises(TypeError, match="is not an engine of this package"):
+        resolve(model, overrides={"engine_backend": backend})
+
+
+def test_an_engine_class_is_known_by_its_name(model):
+    engine = type("ARDiffusionEngine", (), {"__module__": ENGINE_PATH.rpartition(".")[0]})
+    assert resolve(model, overrides={"engine_backend": engine}).engine_backend == "ar_diffusion"
+    assert resolve(model, overrides={"engine_backend": "default"}).engine_backend == "default"
+
+
+def test_size_without_and_with_the_chunk_engine(model):
+    assert resolve(model).config.geometry is None
+    assert resolve(model, overrides={"engine_backend": ENGINE_PATH}).config.geometry == (
+        VideoGeometry(480, 832)
+    )
+    one_side = {"model_config": {"ar_diffusion_height": 240}}
+    assert resolve(model, overrides=one_side).config.geometry == VideoGeometry(240, 832)
+
+
+def test_the_action_root_of_the_environment(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_OMNI_LINGBOT_ACTION_ROOT", str(tmp_path))
+    resolved = resolve(model)
+    assert resolved.config.action_root == str(tmp_path)
+    assert origin_of(resolved, "model_config.lingbot_action_root") == "environment"
+
+
+def test_quantisation_needs_the_linears_of_vllm(model, monkeypatch):
+    monkeypatch.setattr("vllm_omni.config.build.find_spec", lambda _: None)
+    quantized = {"quantization_config": {"method": "fp8", "ignored_layers": ["a"]}}
+    with pytest.raises(ConfigError, match="fp8 runs on vLLM's linears, and vLLM is not installed"):
+        resolve(model, overrides=quantized)
+    with pytest.raises(ConfigError, match="linear_backend vllm runs on vLLM's linears"):
+        resolve(model, overrides={"linear_backend": "vllm"})
+    with pytest.raises(ConfigError, match="fp8 needs linear_backend vllm, got native"):
+        resolve(model, overrides=quantized | {"linear_backend": "native"})
+    with pytest.raises(ConfigError, match="two quantisations"):
+        resolve(model, overrides=quantized | {"model_config": {"lingbot_npu_quant": "w8a8"}})
+    monkeypatch.setattr("vllm_omni.config.build.find_spec", lambda _: object())
+    config = resolve(model, overrides=quantized).config
+    assert config.linear_backend == "vllm"
+    assert config.quantization == {"method": "fp8", "ignored_layers": ("a",)}
+    assert resolve(model, overrides={"quantization": "fp8"}).config.linear_backend == "vllm"
+
+
+def test_compiling_is_for_cuda(model):
+    asked = {"enforce_eager": False}
+    assert resolve(model, platform="cuda").config.enforce_eager is False
+    resolved = resolve(model, overrides=asked)
+    assert resolved.config.enforce_eager is True
+    assert any("enforce_eager=False has no effect" in note for note in resolved.no_effect)
+    assert resolve(model).no_effect == ()
+
+
+def test_the_list_of_devices_means_nothing_on_a_cpu(model):
+    resolved = resolve(model, overrides={"devices": "0"})
+    assert resolved.config.devices is None
+    assert any("devices='0' has no effect" in note for note in resolved.no_effect)
+
+
+def test_the_model_comes_first_and_is_not_the_deploy_file(tmp_path):
+    for blank in ("", "  "):
+        with pytest.raises(ConfigError, match="the deploy config is not a model source"):
+            resolve(blank, deploy_config="missing.yaml")
+    other = write_fake_checkpoint(tmp_path / "other", class_name="WanPipeline")
+    with pytest.raises(CheckpointError, match="LingBotWorldCausalDMDPipeline, got 'WanPipeline'"):
+        resolve(str(other))
+
+
+def test_pixel_mode_under_either_name(model):
+    for key in ("lingbot_pixel_output_mode", "lingbot_npu_pixel_output_mode"):
+        resolved = resolve(model, overrides={"model_config": {key: "root_float"}})
+        assert resolved.config.pixel_output_mode == "root_float"
+        assert origin_of(resolved, "model_config.lingbot_pixel_output_mode") == "keyword argument"
+    assert resolve(model).config.pixel_output_mode == "auto"

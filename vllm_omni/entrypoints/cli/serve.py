@@ -1,0 +1,157 @@
+"""Serve a world model over HTTP and WebSocket."""
+
+import argparse
+import json
+import logging
+import socket
+from importlib import import_module
+from pathlib import Path
+
+from vllm_omni.config.checkpoint import require_model
+from vllm_omni.config.devices import detect_platform
+from vllm_omni.config.resolve import ResolvedDeployment, resolve
+from vllm_omni.config.server import ServerConfig
+from vllm_omni.entrypoints.cli.flag_parser import add_flags, refuse_by_name, typed_values
+from vllm_omni.entrypoints.cli.flags import FLAGS
+from vllm_omni.errors import ConfigError
+from vllm_omni.logger import configure_logging, get_logger
+
+logger = get_logger(__name__)
+
+_BACKLOG = 2048
+_SERVER_MODULE = "vllm_omni.entrypoints.server.app"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and all flags of the table."""
+    parser.add_argument(
+        "serve.model_tag",
+        metavar="MODEL",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="checkpoint directory, or hub id that is in the local cache",
+    )
+    add_flags(parser, FLAGS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Refuse what can be refused, take the port, then start the engine and serve until the end.
+
+    Raises:
+        ConfigError: what cannot be honoured; nothing was started.
+        CheckpointError: a directory that does not hold this model; nothing was started.
+    """
+    configure_logging()
+    model = _model(args)
+    refuse_by_name(args, FLAGS)
+    server = _server_config(args, model)
+    _log_to_file(server)
+    logger.info("serving %s; non-default args: %s", model, _typed_line(args))
+    resolved = _resolve(args, model)
+    _print_once(resolved)
+    with open_listener(server) as listener:
+        return import_module(_SERVER_MODULE).run_server(resolved, server=server, listener=listener)
+
+
+def _model(args: argparse.Namespace) -> str:
+    given = typed_values(args, "serve")
+    names = {str(given[key]) for key in ("model_tag", "model") if key in given}
+    if len(names) > 1:
+        raise ConfigError(f"MODEL is {given['model_tag']!r} but --model is {given['model']!r}")
+    model = names.pop() if names else ""
+    require_model(model)
+    return model
+
+
+def _resolve(args: argparse.Namespace, model: str) -> ResolvedDeployment:
+    given = typed_values(args, "serve")
+    stage_overrides = given.get("stage_overrides")
+    if stage_overrides is not None and not isinstance(stage_overrides, dict):
+        raise ConfigError(f'--stage-overrides must look like {{"0": {{...}}}}: {stage_overrides!r}')
+    deploy_config = given.get("deploy_config")
+    return resolve(
+        model,
+        deploy_config=None if deploy_config is None else str(deploy_config),
+        overrides=typed_values(args, "engine"),
+        stage_overrides=stage_overrides,
+        platform=detect_platform(),
+        executor="mp",
+        source="command line",
+    )
+
+
+def _server_config(args: argparse.Namespace, model: str) -> ServerConfig:
+    given = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in typed_values(args, "server").items()
+    }
+    if "allowed_origins" in given:
+        given["allowed_origins"] = _origins(given["allowed_origins"])
+    return ServerConfig(**{"served_model_names": (model,), **given})
+
+
+def _origins(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Origins as words, or as the one JSON list that vLLM's flag of this name takes."""
+    if len(words) > 1 or not words[0].lstrip().startswith("["):
+        return words
+    try:
+        listed = json.loads(words[0])
+    except ValueError as error:
+        raise ConfigError(f"--allowed-origins is not a JSON list: {error}") from None
+    if not all(isinstance(origin, str) for origin in listed):
+        raise ConfigError(f"--allowed-origins must list texts, got {listed!r}")
+    return tuple(listed)
+
+
+def _typed_line(args: argparse.Namespace) -> str:
+    shown = {
+        name.partition(".")[2]: "***" if name == "server.api_keys" else value
+        for name, value in vars(args).items()
+        if name.partition(".")[0] in {"engine", "server", "serve", "refuse"}
+    }
+    return str(shown)
+
+
+def _print_once(resolved: ResolvedDeployment) -> None:
+    set_values = [value for value in resolved.origins if value.origin != "default"]
+    defaults = [value for value in resolved.origins if value.origin == "default"]
+    for value in set_values:
+        logger.info("%s", value)
+    logger.info("defaults: %s", ", ".join(f"{value.key}={value.value}" for value in defaults))
+    for note in resolved.no_effect:
+        logger.warning("%s", note)
+
+
+def _log_to_file(server: ServerConfig) -> None:
+    if server.log_file is None:
+        return
+    path = Path(server.log_file)
+    if not path.parent.is_dir():
+        raise ConfigError(f"--log-file: {str(path.parent)!r} is not a directory")
+    package = logging.getLogger("vllm_omni")
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(package.handlers[0].formatter)
+    package.addHandler(handler)
+
+
+def open_listener(server: ServerConfig) -> socket.socket:
+    """Take the port before anything is loaded.
+
+    The socket listens at once: without that, a second server could bind the same port.
+
+    Raises:
+        ConfigError: if the address is in use or not of this machine.
+    """
+    host = server.host or ""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, server.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host or '0.0.0.0'}:{server.port}: {error.strerror}; choose another "
+            "--host or --port"
+        ) from None
+    return listener
