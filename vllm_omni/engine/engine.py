@@ -301,11 +301,14 @@ class Engine:
             self.metrics.succeeded(reason)
         else:
             self.metrics.failed("stage_error")
+        peak_bytes = 0
         try:
             if placed and not isinstance(error, WorkerRestartedError):
-                self._supervisor.executor.close_session(session.session_id)
+                executor = self._supervisor.executor
+                executor.close_session(session.session_id)
+                peak_bytes = executor.peak_bytes() if reason is EndReason.FINISHED else 0
         finally:
-            session.emit(Ended(reason, error))
+            session.emit(Ended(reason, error, peak_bytes))
 
     def _recover(self, error: WorkerFailedError) -> bool:
         """Fail the sessions that held a place and relaunch the workers; false to give up."""

@@ -77,10 +77,12 @@ class Ended:
 
     Attributes:
         error: set when the session failed.
+        peak_bytes: peak memory of the rank that used most, when the rollout was finished.
     """
 
     reason: EndReason
     error: OmniError | None = None
+    peak_bytes: int = 0
 
 
 SessionEvent = Waiting | Opened | ChunkReady | WasReset | Ended

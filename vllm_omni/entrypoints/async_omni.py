@@ -1,0 +1,164 @@
+"""The asynchronous Python API: rollouts as async generators, interactions, abort."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+
+from vllm_omni.config.devices import detect_platform
+from vllm_omni.config.resolve import resolve
+from vllm_omni.engine.session import ChunkReady, Ended, EndReason, SessionEvent
+from vllm_omni.entrypoints.engine_client import EngineClient
+from vllm_omni.entrypoints.interactions import parse_interaction
+from vllm_omni.entrypoints.outputs import ClipCollector, chunk_output
+from vllm_omni.errors import InvalidRequestError, SessionClosedError
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.outputs import OmniRequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollout:
+    """A session that a generator reads.
+
+    Attributes:
+        events: filled on the engine's thread through the loop.
+    """
+
+    session_id: str
+    events: asyncio.Queue[SessionEvent]
+
+
+class AsyncOmni:
+    """Generates worlds. The engine starts on construction and ends with :meth:`shutdown`.
+
+    Args:
+        model: checkpoint directory, or hub id in the local cache.
+        deploy_config: deploy YAML; without it a request gives one output for the whole clip.
+        stage_overrides: ``{"0": {...}}``, as a mapping or JSON.
+        kwargs: any setting of the engine by its deploy name.
+
+    Raises:
+        ConfigError: settings that cannot be honoured; nothing was loaded.
+        CheckpointError: a checkpoint that is not this model.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        deploy_config: str | None = None,
+        stage_overrides: Mapping[str, object] | str | None = None,
+        **kwargs: object,
+    ) -> None:
+        self._client = EngineClient.create(
+            resolve(
+                model,
+                deploy_config=deploy_config,
+                overrides=kwargs,
+                stage_overrides=stage_overrides,
+                platform=detect_platform(),
+            ),
+            model_name=model,
+            warm_up=deploy_config is not None,
+        )
+        self._rollouts: dict[str, _Rollout] = {}
+        self._client.engine.start()
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine and its deployment."""
+        return self._client
+
+    async def generate(
+        self,
+        prompt: object,
+        sampling_params: OmniDiffusionSamplingParams | None = None,
+        request_id: str = "",
+        *,
+        sampling_params_list: list[OmniDiffusionSamplingParams] | None = None,
+    ) -> AsyncGenerator[OmniRequestOutput, None]:
+        """Make one rollout: one output per chunk when streaming, else one for the clip.
+
+        Leaving the generator early ends the session.
+
+        Raises:
+            InvalidRequestError: before any model work.
+            OmniError: what ended the session.
+        """
+        params = _single_params(sampling_params, sampling_params_list)
+        request_id = request_id or f"video-{uuid.uuid4().hex}"
+        if request_id in self._rollouts:
+            raise InvalidRequestError(f"request_id {request_id!r} is running")
+        request = await asyncio.to_thread(self._client.parse, prompt, params)
+        collector = None
+        if not self._client.deployment.streaming_output:
+            collector = ClipCollector(request, pil=params.output_type == "pil")
+        events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        session_id = self._client.engine.open(
+            request, lambda event: loop.call_soon_threadsafe(events.put_nowait, event)
+        )
+        self._rollouts[request_id] = _Rollout(session_id, events)
+        try:
+            while not isinstance(event := await events.get(), Ended):
+                if not isinstance(event, ChunkReady):
+                    continue
+                if collector is None:
+                    yield chunk_output(request_id, session_id, prompt, event)
+                else:
+                    collector.add(event)
+                self._client.engine.delivered(session_id)
+            if event.error is not None:
+                raise event.error
+            if collector is not None and event.reason is EndReason.FINISHED:
+                yield collector.output(request_id, prompt, event.peak_bytes)
+        finally:
+            self._client.engine.stop(session_id)
+            del self._rollouts[request_id]
+
+    async def abort(self, request_id: str) -> None:
+        """End a request at its next chunk boundary; its generator ends without an error."""
+        if request_id in self._rollouts:
+            self._client.engine.stop(self._rollouts[request_id].session_id)
+
+    async def submit_interaction_async(
+        self, request_id: str, interaction: Mapping[str, object]
+    ) -> str:
+        """Steer a running request from its next chunk on.
+
+        Args:
+            interaction: ``{"event_id": ..., "event": {...}, "transition_chunks": ...}``.
+
+        Returns:
+            The event's id, made up where none was given.
+
+        Raises:
+            SessionClosedError: if no such request runs.
+            InvalidRequestError: if the event cannot be applied.
+        """
+        if request_id not in self._rollouts:
+            raise SessionClosedError(f"no request {request_id!r} is running")
+        event = parse_interaction(interaction)
+        self._client.engine.submit(self._rollouts[request_id].session_id, event)
+        return event.event_id
+
+    def shutdown(self) -> None:
+        """End all sessions and the workers; a second call does nothing."""
+        self._client.engine.close()
+
+
+def _single_params(
+    params: OmniDiffusionSamplingParams | None,
+    listed: list[OmniDiffusionSamplingParams] | None,
+) -> OmniDiffusionSamplingParams:
+    if listed is not None:
+        if params is not None or len(listed) != 1:
+            raise InvalidRequestError(
+                "this pipeline has one stage: give one sampling_params, or a "
+                f"sampling_params_list of one, got {len(listed)}",
+                field="sampling_params_list",
+            )
+        return listed[0]
+    return params or OmniDiffusionSamplingParams()

@@ -1,0 +1,159 @@
+"""The synchronous Python API: a thin front of :class:`AsyncOmni`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from typing import Literal, Self, overload
+
+from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.outputs import OmniRequestOutput
+
+
+class Omni:
+    """Generates worlds one after another; usable as a context manager.
+
+    Arguments are those of :class:`AsyncOmni`, which does the work on a thread of its own, so
+    that this class also works where an event loop is running already.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        deploy_config: str | None = None,
+        stage_overrides: Mapping[str, object] | str | None = None,
+        **kwargs: object,
+    ) -> None:
+        self._omni = AsyncOmni(
+            model, deploy_config=deploy_config, stage_overrides=stage_overrides, **kwargs
+        )
+        self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="omni loop", daemon=True
+        )
+        self._thread.start()
+
+    @overload
+    def generate(
+        self,
+        prompts: object,
+        sampling_params_list: OmniDiffusionSamplingParams
+        | Sequence[OmniDiffusionSamplingParams]
+        | None = None,
+        *,
+        py_generator: Literal[False] = False,
+        use_tqdm: bool = True,
+    ) -> list[OmniRequestOutput]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: object,
+        sampling_params_list: OmniDiffusionSamplingParams
+        | Sequence[OmniDiffusionSamplingParams]
+        | None = None,
+        *,
+        py_generator: Literal[True],
+        use_tqdm: bool = True,
+    ) -> Generator[OmniRequestOutput, None, None]: ...
+
+    def generate(
+        self,
+        prompts: object,
+        sampling_params_list: OmniDiffusionSamplingParams
+        | Sequence[OmniDiffusionSamplingParams]
+        | None = None,
+        *,
+        py_generator: bool = False,
+        use_tqdm: bool = True,
+    ) -> list[OmniRequestOutput] | Generator[OmniRequestOutput, None, None]:
+        """Make one rollout per prompt.
+
+        Args:
+            prompts: ``{"prompt": ..., "multi_modal_data": {"image": ...}}``, or a list of such.
+            sampling_params_list: one for all prompts, or one per prompt.
+            py_generator: give outputs as they come instead of a list at the end.
+            use_tqdm: show progress over outputs.
+
+        Raises:
+            InvalidRequestError: before any model work; the engine stays usable.
+            OmniError: anything later closes the engine.
+        """
+        requests = _paired(prompts, sampling_params_list)
+        outputs = self._outputs(requests)
+        if py_generator:
+            return outputs
+        return list(_progress(outputs, shown=use_tqdm))
+
+    def close(self) -> None:
+        """End the engine; a second call does nothing."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        self._omni.shutdown()
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _outputs(
+        self, requests: list[tuple[object, OmniDiffusionSamplingParams]]
+    ) -> Generator[OmniRequestOutput, None, None]:
+        try:
+            for prompt, params in requests:
+                yield from self._one(prompt, params)
+        except (InvalidRequestError, GeneratorExit):
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _one(
+        self, prompt: object, params: OmniDiffusionSamplingParams
+    ) -> Iterator[OmniRequestOutput]:
+        loop = self._loop
+        if loop is None:
+            raise InvalidRequestError("this Omni is closed; make a new one")
+        rollout = self._omni.generate(prompt, params)
+        try:
+            while output := asyncio.run_coroutine_threadsafe(_next(rollout), loop).result():
+                yield output
+        finally:
+            asyncio.run_coroutine_threadsafe(rollout.aclose(), loop).result()
+
+
+async def _next(rollout: AsyncGenerator[OmniRequestOutput, None]) -> OmniRequestOutput | None:
+    return await anext(rollout, None)
+
+
+def _paired(
+    prompts: object,
+    params: OmniDiffusionSamplingParams | Sequence[OmniDiffusionSamplingParams] | None,
+) -> list[tuple[object, OmniDiffusionSamplingParams]]:
+    many = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
+    if params is None or isinstance(params, OmniDiffusionSamplingParams):
+        return [(prompt, params or OmniDiffusionSamplingParams()) for prompt in many]
+    each = list(params)
+    if len(each) == 1:
+        each *= len(many)
+    if len(each) != len(many):
+        raise InvalidRequestError(
+            f"{len(many)} prompts need one sampling_params, or one each; got {len(each)}",
+            field="sampling_params_list",
+        )
+    return list(zip(many, each, strict=True))
+
+
+def _progress(outputs: Iterator[OmniRequestOutput], *, shown: bool) -> Iterator[OmniRequestOutput]:
+    from tqdm import tqdm
+
+    return iter(tqdm(outputs, unit="output", disable=not shown))

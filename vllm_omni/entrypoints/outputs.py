@@ -1,0 +1,95 @@
+"""Engine events to outputs of the Python API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Shaped
+
+from vllm_omni.diffusion.messages import ChunkTimings, OutputKind, SessionRequest
+from vllm_omni.engine.session import ChunkReady
+from vllm_omni.outputs import OmniRequestOutput
+
+_MIB = 2**20
+
+
+def chunk_output(
+    request_id: str, session_id: str, prompt: object, event: ChunkReady
+) -> OmniRequestOutput:
+    """One chunk of a stream."""
+    result, receipt = event.result, event.receipt
+    metadata = {
+        "ar_diffusion": {
+            "session_id": session_id,
+            "request_id": session_id,
+            "chunk_index": result.chunk_index,
+            "applied_event_ids": list(receipt.applied),
+        },
+        "stream": {
+            "generation_chunk_index": result.chunk_index,
+            "started_event_ids": list(receipt.started),
+            "active_event_ids": list(receipt.active),
+            "completed_event_ids": list(receipt.completed),
+        },
+    }
+    return OmniRequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        finished=event.last,
+        stage_id=0,
+        images=[result.data],
+        multimodal_output={"video": result.data, "metadata": metadata},
+        stage_durations=_seconds(result.timings),
+    )
+
+
+@dataclass(slots=True)
+class ClipCollector:
+    """Gathers the chunks of a rollout into one clip.
+
+    Attributes:
+        pil: whether frames become PIL pictures.
+    """
+
+    request: SessionRequest
+    pil: bool
+    chunks: list[Shaped[np.ndarray, "..."]] = field(default_factory=list)
+    durations: dict[str, float] = field(default_factory=dict)
+
+    def add(self, event: ChunkReady) -> None:
+        """Take one chunk."""
+        self.chunks.append(event.result.data)
+        for name, seconds in _seconds(event.result.timings).items():
+            self.durations[name] = self.durations.get(name, 0.0) + seconds
+
+    def output(self, request_id: str, prompt: object, peak_bytes: int) -> OmniRequestOutput:
+        """The whole clip."""
+        latent = self.request.output is OutputKind.LATENT
+        clip = np.concatenate(self.chunks, axis=2 if latent else 0)
+        return OmniRequestOutput(
+            request_id=request_id,
+            prompt=prompt,
+            finished=True,
+            stage_id=0,
+            images=[_pictures(clip) if self.pil else clip],
+            latents=clip if latent else None,
+            metrics={"num_chunks": len(self.chunks)},
+            stage_durations=self.durations,
+            peak_memory_mb=peak_bytes / _MIB,
+        )
+
+
+def _pictures(clip: Shaped[np.ndarray, "frames height width 3"]) -> list[object]:
+    from PIL import Image
+
+    return [Image.fromarray(frame) for frame in clip]
+
+
+def _seconds(timings: ChunkTimings) -> dict[str, float]:
+    return {
+        "condition": timings.condition_ms / 1000.0,
+        "camera": timings.camera_ms / 1000.0,
+        "probes": timings.probes_ms / 1000.0,
+        "decode": timings.decode_ms / 1000.0,
+    }
