@@ -93,7 +93,7 @@ def _from_bytes(content: bytes) -> SourceImage:
     return _from_file(io.BytesIO(content))
 
 
-def _from_file(file: io.BufferedIOBase) -> SourceImage:
+def _from_file(file: io.BytesIO | io.BufferedReader) -> SourceImage:
     try:
         with Image.open(file, formats=FORMATS) as image:
             return _from_pillow(image)

@@ -1,0 +1,1 @@
+"""What users of the Python API give: prompts and sampling parameters."""
