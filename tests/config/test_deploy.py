@@ -2,8 +2,9 @@
 
 import pytest
 
-from vllm_omni.config.deploy import KVSection, ModelSection, SamplingSection, StageSection
+from vllm_omni.config.deploy import KVSection, ModelSection, SamplingSection
 from vllm_omni.config.schema import no_effect_notes, parse_section
+from vllm_omni.config.stage import StageSection
 from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]

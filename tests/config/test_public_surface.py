@@ -10,11 +10,11 @@ from vllm_omni.config.deploy import (
     ParallelSection,
     QuantizationSection,
     SamplingSection,
-    StageSection,
 )
 from vllm_omni.config.deployment import DeploySection, EngineArguments
 from vllm_omni.config.layers import OTHER_SPELLINGS
 from vllm_omni.config.schema import yaml_keys
+from vllm_omni.config.stage import StageSection
 from vllm_omni.entrypoints.cli.flags import FLAGS
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vllm_omni.config.deploy import StageSection
 from vllm_omni.config.schema import yaml_keys
+from vllm_omni.config.stage import StageSection
 from vllm_omni.entrypoints.cli.flags import FLAGS
 from vllm_omni.tools import config_docs
 

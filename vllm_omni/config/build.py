@@ -1,6 +1,6 @@
 """From a validated stage to the frozen configuration, with every default decided."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,7 +88,7 @@ def build_parallel(stage: EngineArguments) -> DiffusionParallelConfig:
     """
     section = stage.parallel_options
     given = {} if section is None else {key: value for key, _, value in set_fields(section)}
-    parallel = DiffusionParallelConfig(**given)
+    parallel = replace(DiffusionParallelConfig(), **given)
     if stage.num_gpus not in {None, parallel.world_size}:
         raise ConfigError(
             f"num_gpus is {stage.num_gpus}, but tensor_parallel_size "

@@ -17,7 +17,6 @@ from vllm_omni.config.checkpoint import (
     find_checkpoint,
     require_model,
 )
-from vllm_omni.config.deploy import StageSection
 from vllm_omni.config.deployment import EngineArguments
 from vllm_omni.config.devices import check_device_count, visible_device_count
 from vllm_omni.config.effective import EffectiveValue, effective_values
@@ -31,6 +30,7 @@ from vllm_omni.config.layers import (
 )
 from vllm_omni.config.loader import DeployFile, load_deploy_file
 from vllm_omni.config.schema import no_effect_notes, parse_section
+from vllm_omni.config.stage import StageSection
 from vllm_omni.diffusion.data import OmniDiffusionConfig, SamplingDefaults
 from vllm_omni.errors import ConfigError, ConfigTypeError
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from vllm_omni.errors import ConfigError
@@ -33,14 +33,14 @@ class Section(BaseModel):
         return self
 
 
-def ignored(reason: str, *, quiet: Sequence[object] = ()) -> FieldInfo:
+def ignored(reason: str, *, quiet: Sequence[JsonValue] = ()) -> FieldInfo:
     """Field that is accepted without effect; ``quiet`` values are not even reported."""
-    return Field(default=None, json_schema_extra={"no_effect": reason, "neutral": list(quiet)})
+    return Field(json_schema_extra={"no_effect": reason, "neutral": list(quiet)})
 
 
-def refused(reason: str, *, neutral: Sequence[object] = (False,)) -> FieldInfo:
+def refused(reason: str, *, neutral: Sequence[JsonValue] = (False,)) -> FieldInfo:
     """Field whose only accepted values are the neutral ones."""
-    return Field(default=None, json_schema_extra={"refused": reason, "neutral": list(neutral)})
+    return Field(json_schema_extra={"refused": reason, "neutral": list(neutral)})
 
 
 def yaml_key(name: str, field: FieldInfo) -> str:

@@ -16,11 +16,11 @@ from vllm_omni.config.deploy import (
     ParallelSection,
     QuantizationSection,
     SamplingSection,
-    StageSection,
 )
 from vllm_omni.config.deployment import DeploySection, EngineArguments
 from vllm_omni.config.layers import ALIASES
 from vllm_omni.config.schema import Section, nested_section, neutral_values, status_of, yaml_key
+from vllm_omni.config.stage import StageSection
 from vllm_omni.entrypoints.cli.flag_parser import Flag
 from vllm_omni.entrypoints.cli.flags import FLAGS
 

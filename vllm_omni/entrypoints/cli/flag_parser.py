@@ -92,13 +92,14 @@ def _add(
     names: tuple[str, ...],
     text: str,
 ) -> None:
-    common = {"dest": flag.target, "default": argparse.SUPPRESS, "help": text}
-    if flag.kind in {"switch", "off"}:
-        action = "store_true" if flag.kind == "switch" else "store_false"
-        group.add_argument(*names, action=action, **common)
-        return
-    if flag.kind == "bool":
-        group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
+    if flag.kind in _ACTIONS:
+        group.add_argument(
+            *names,
+            action=_ACTIONS[flag.kind],
+            dest=flag.target,
+            default=argparse.SUPPRESS,
+            help=text,
+        )
         return
     metavar = "{" + ",".join(flag.choices) + "}" if flag.choices else flag.kind.upper()
     several = flag.kind == "list"
@@ -108,7 +109,9 @@ def _add(
         nargs="+" if several else None,
         choices=flag.choices or None,
         metavar="WORD" if several else metavar,
-        **common,
+        dest=flag.target,
+        default=argparse.SUPPRESS,
+        help=text,
     )
 
 
@@ -119,6 +122,11 @@ def _json(text: str) -> object:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
 
 
+_ACTIONS: dict[str, str | type[argparse.Action]] = {
+    "switch": "store_true",
+    "off": "store_false",
+    "bool": argparse.BooleanOptionalAction,
+}
 _CONVERTERS = {
     "str": str,
     "int": int,

@@ -4,6 +4,9 @@ import argparse
 import json
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -45,12 +48,13 @@ def run(args: argparse.Namespace) -> int:
     model = _model(args)
     refuse_by_name(args, FLAGS)
     server = _server_config(args, model)
-    _log_to_file(server)
-    logger.info("serving %s; non-default args: %s", model, _typed_line(args))
-    resolved = _resolve(args, model)
-    _print_once(resolved)
-    with open_listener(server) as listener:
-        return import_module(_SERVER_MODULE).run_server(resolved, server=server, listener=listener)
+    with _log_file(server):
+        logger.info("serving %s; non-default args: %s", model, _typed_line(args))
+        resolved = _resolve(args, model)
+        _print_once(resolved)
+        with open_listener(server) as listener:
+            app = import_module(_SERVER_MODULE)
+            return app.run_server(resolved, server=server, listener=listener)
 
 
 def _model(args: argparse.Namespace) -> str:
@@ -85,14 +89,13 @@ def _server_config(args: argparse.Namespace, model: str) -> ServerConfig:
         key: tuple(value) if isinstance(value, list) else value
         for key, value in typed_values(args, "server").items()
     }
-    if "allowed_origins" in given:
-        given["allowed_origins"] = _origins(given["allowed_origins"])
-    return ServerConfig(**{"served_model_names": (model,), **given})
+    settings = replace(ServerConfig((model,)), **given)
+    return replace(settings, allowed_origins=_origins(settings.allowed_origins))
 
 
 def _origins(words: tuple[str, ...]) -> tuple[str, ...]:
     """Origins as words, or as the one JSON list that vLLM's flag of this name takes."""
-    if len(words) > 1 or not words[0].lstrip().startswith("["):
+    if len(words) != 1 or not words[0].lstrip().startswith("["):
         return words
     try:
         listed = json.loads(words[0])
@@ -122,8 +125,11 @@ def _print_once(resolved: ResolvedDeployment) -> None:
         logger.warning("%s", note)
 
 
-def _log_to_file(server: ServerConfig) -> None:
+@contextmanager
+def _log_file(server: ServerConfig) -> Iterator[None]:
+    """Write the log to a file, too, where one is named."""
     if server.log_file is None:
+        yield
         return
     path = Path(server.log_file)
     if not path.parent.is_dir():
@@ -132,6 +138,11 @@ def _log_to_file(server: ServerConfig) -> None:
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(package.handlers[0].formatter)
     package.addHandler(handler)
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        handler.close()
 
 
 def open_listener(server: ServerConfig) -> socket.socket:

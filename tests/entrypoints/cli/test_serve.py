@@ -1,0 +1,207 @@
+"""``serve`` refuses early with the right exit status, takes the port, then starts the server."""
+
+import argparse
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.helpers.fake_checkpoint import write_fake_checkpoint
+from vllm_omni.config.server import ServerConfig
+from vllm_omni.entrypoints.cli import serve
+from vllm_omni.entrypoints.cli.main import COMMANDS, Command, dispatch
+from vllm_omni.errors import ConfigError
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+ROOT = Path(__file__).resolve().parents[3]
+TINY = str(ROOT / "benchmarks" / "lingbot_world" / "configs" / "cpu_tiny.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _no_setting_of_this_machine(monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
+                 "VLLM_OMNI_LINGBOT_ACTION_ROOT"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return str(write_fake_checkpoint(tmp_path / "model"))
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Calls of the server, which is replaced by a recorder that ends with status 7."""
+    calls = []
+
+    def run_server(resolved, *, server, listener):
+        calls.append((resolved, server, listener.getsockname()[1]))
+        return 7
+
+    module = ModuleType(serve._SERVER_MODULE)
+    module.run_server = run_server
+    monkeypatch.setitem(sys.modules, serve._SERVER_MODULE, module)
+    monkeypatch.setitem(COMMANDS, "serve", Command(serve.__name__, "serve", shared_with_vllm=True))
+    monkeypatch.setattr(serve, "detect_platform", lambda: "cpu")
+    return calls
+
+
+def run(*line):
+    return dispatch(["serve", "--omni", *line])
+
+
+def test_a_complete_line_reaches_the_server(model, started, capsys):
+    status = run(
+        model, "--deploy-config", TINY, "--port", "0", "--host", "127.0.0.1", "--max-num-seqs", "2",
+        "--served-model-name", "world", "other", "--api-key", "secret", "--no-web-page",
+    )  # fmt: skip
+    assert status == 7
+    ((resolved, server, port),) = started
+    assert (resolved.config.max_num_seqs, resolved.config.model) == (2, model)
+    assert resolved.config.executor == "mp"
+    assert server == ServerConfig(
+        served_model_names=("world", "other"), host="127.0.0.1", port=0, api_keys=("secret",),
+        web_page=False,
+    )  # fmt: skip
+    assert port > 0
+    log = capsys.readouterr().err
+    assert log.count("max_num_seqs = 2 (command line)") == 1
+    assert log.count(f"dtype = float32 (deploy file {TINY})") == 1
+    assert "non-default args: " in log
+    assert "secret" not in log
+
+
+def test_without_a_deploy_file_workers_are_processes_and_the_name_is_the_model(model, started):
+    assert run("--model", model, "--port", "0") == 7
+    ((resolved, server, _),) = started
+    assert (resolved.config.executor, resolved.streaming_output) == ("mp", False)
+    assert server.served_model_names == (model,)
+
+
+def test_only_typed_flags_override_the_file(model, started, tmp_path):
+    path = tmp_path / "d.yaml"
+    path.write_text("stages: [{stage_id: 0, max_num_seqs: 5, enforce_eager: true}]")
+    assert run(model, "--deploy-config", str(path), "--port", "0", "--device", "cuda") == 7
+    assert run(
+        model, "--deploy-config", str(path), "--port", "0", "--device", "cuda",
+        "--no-enforce-eager", "--stage-overrides", '{"0": {"max_num_seqs": 6}}',
+    ) == 7  # fmt: skip
+    assert [call[0].config.max_num_seqs for call in started] == [5, 6]
+    assert [call[0].config.enforce_eager for call in started] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "words", [["http://a", "http://b"], ['["http://a", "http://b"]']], ids=["words", "json"]
+)
+def test_allowed_origins(model, started, words):
+    assert run(model, "--port", "0", "--allowed-origins", *words) == 7
+    assert started[0][1].allowed_origins == ("http://a", "http://b")
+
+
+@pytest.mark.usefixtures("started")
+def test_settings_without_effect_are_named(model, capsys):
+    assert run(model, "--port", "0", "--shm-threshold-bytes", "3", "--vae-use-slicing") == 7
+    log = capsys.readouterr().err
+    assert log.count("shm_threshold_bytes=3 has no effect: ") == 1
+    assert log.count("vae_use_slicing=True has no effect: ") == 1
+
+
+def test_the_log_also_goes_to_a_file(model, started, tmp_path):
+    assert run(model, "--port", "0", "--log-file", str(tmp_path / "log")) == 7
+    assert "non-default args" in (tmp_path / "log").read_text()
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "the deploy config is not a model source"),
+        ("--model=", "the deploy config is not a model source"),
+        ("MODEL --model other", "but --model is 'other'"),
+        ("MODEL --deploy-config missing.yaml", "Deploy config not found: missing.yaml"),
+        ("/no/such/model", "'/no/such/model' is not a directory"),
+        ("MODEL --headless", "--headless True is refused"),
+        ("MODEL --api-server-count 2", "--api-server-count 2 is refused"),
+        ("MODEL --api-server-count 0", "--api-server-count 0 is refused"),
+        ("MODEL --stage-id 0", "--stage-id 0 is refused"),
+        ("MODEL --omni-replica-address x", "--omni-replica-address x is refused"),
+        ("MODEL --omni-dp-size-local 0", "omni_dp_size_local=0 is refused"),
+        ("MODEL --omni-heartbeat-timeout 0", "omni_heartbeat_timeout"),
+        ("MODEL --omni-lb-policy best", "omni_lb_policy"),
+        ("MODEL --lora-backend distill", "lora_backend='distill' is refused"),
+        ("MODEL --data-parallel-size 2", "data_parallel_size=2"),
+        ("MODEL --data-parallel-address x", "data_parallel_address='x' is refused"),
+        ("MODEL --enable-expert-parallel", "enable_expert_parallel=True"),
+        ("MODEL --enable-cpu-offload", "enable_cpu_offload=True is refused"),
+        ("MODEL --ring 2", "ring_degree=2"),
+        ("MODEL --usp 3", "4 attention heads cannot be split"),
+        ("MODEL --max-num-seqs 0", "max_num_seqs"),
+        ("MODEL --stage-overrides 3", "--stage-overrides must look like"),
+        ('MODEL --stage-overrides {"1":{}}', "unknown stage '1'"),
+        ("MODEL --strategy-config x", "strategy_config='x' is refused"),
+        ("MODEL --port 70000", "--port must be between"),
+        ("MODEL --log-file /no/such/dir/log", "'/no/such/dir' is not a directory"),
+        ("MODEL --allowed-origins [1]", "--allowed-origins must list texts"),
+        ("MODEL --allowed-origins [", "--allowed-origins is not a JSON list"),
+    ],
+)
+def test_settings_that_are_refused_exit_1_with_one_line(model, started, capsys, line, message):
+    assert run(*line.replace("MODEL", model).split()) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("vllm-omni serve: error: ")
+    assert message in last
+    assert started == []
+
+
+def test_a_busy_port_is_noticed_before_the_server_starts(model, started, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert run(model, "--host", "127.0.0.1", "--port", port) == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+    assert started == []
+
+
+def test_two_servers_cannot_take_one_port():
+    with serve.open_listener(ServerConfig(("world",), host="127.0.0.1", port=0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match="Address already in use"):
+            serve.open_listener(ServerConfig(("world",), host="127.0.0.1", port=port))
+
+
+def test_the_port_is_free_again_when_the_server_ends(model, started):
+    assert run(model, "--host", "127.0.0.1", "--port", "0") == 7
+    with serve.open_listener(ServerConfig(("world",), host="127.0.0.1", port=started[0][2])):
+        pass
+
+
+def test_usage_errors_exit_2(model, started):
+    with pytest.raises(SystemExit) as stop:
+        run(model, "--stage-overrides", "{")
+    assert stop.value.code == 2
+    assert started == []
+
+
+def test_help_loads_no_torch_and_is_quick():
+    code = (
+        "import argparse, sys; from vllm_omni.entrypoints.cli import serve; "
+        "parser = argparse.ArgumentParser(); serve.add_arguments(parser); parser.format_help(); "
+        "import time; print(int('torch' in sys.modules), time.process_time())"
+    )
+    began = time.perf_counter()
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, cpu_s = run.stdout.split()
+    assert loaded == "0"
+    assert float(cpu_s) < 1.0, f"{time.perf_counter() - began:.2f} s of wall clock"
+
+
+def test_the_parser_needs_nothing_but_argparse():
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    assert vars(parser.parse_args(["m", "--port", "1"])) == {
+        "serve.model_tag": "m", "server.port": 1,
+    }  # fmt: skip
