@@ -78,6 +78,22 @@ class Engine:
         """Whether sessions can be opened and served now."""
         return self._ready is not None and self.failure is None and not self._draining
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions on the workers and in line."""
+        return len(self._sessions)
+
+    @property
+    def max_sessions(self) -> int:
+        """Sessions that the workers hold at once."""
+        return self._scheduler.max_sessions
+
+    def is_waiting(self, session_id: str) -> bool:
+        """Whether a session stands in line."""
+        with self._wake:
+            session = self._sessions.get(session_id)
+            return session is not None and session.status is SessionStatus.WAITING
+
     def open(
         self, request: SessionRequest, sink: Sink, options: SessionOptions | None = None
     ) -> str:

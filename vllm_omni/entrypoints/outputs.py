@@ -12,6 +12,7 @@ from vllm_omni.engine.session import ChunkReady
 from vllm_omni.outputs import OmniRequestOutput
 
 _MIB = 2**20
+_LATENT_AXES = 5
 
 
 def chunk_output(
@@ -19,6 +20,8 @@ def chunk_output(
 ) -> OmniRequestOutput:
     """One chunk of a stream."""
     result, receipt = event.result, event.receipt
+    latent = result.data.ndim == _LATENT_AXES
+    payload = _tensor(result.data) if latent else result.data
     metadata = {
         "ar_diffusion": {
             "session_id": session_id,
@@ -38,8 +41,9 @@ def chunk_output(
         prompt=prompt,
         finished=event.last,
         stage_id=0,
-        images=[result.data],
-        multimodal_output={"video": result.data, "metadata": metadata},
+        images=[payload],
+        latents=payload if latent else None,
+        multimodal_output={"metadata": metadata} | ({} if latent else {"video": payload}),
         stage_durations=_seconds(result.timings),
     )
 
@@ -67,17 +71,25 @@ class ClipCollector:
         """The whole clip."""
         latent = self.request.output is OutputKind.LATENT
         clip = np.concatenate(self.chunks, axis=2 if latent else 0)
+        payload = _tensor(clip) if latent else _pictures(clip) if self.pil else clip
         return OmniRequestOutput(
             request_id=request_id,
             prompt=prompt,
             finished=True,
             stage_id=0,
-            images=[_pictures(clip) if self.pil else clip],
-            latents=clip if latent else None,
+            images=[payload],
+            latents=payload if latent else None,
             metrics={"num_chunks": len(self.chunks)},
             stage_durations=self.durations,
             peak_memory_mb=peak_bytes / _MIB,
         )
+
+
+def _tensor(latent: Shaped[np.ndarray, "..."]) -> object:
+    """Latents are tensors; torch is loaded only where they are asked for."""
+    import torch
+
+    return torch.from_numpy(latent)
 
 
 def _pictures(clip: Shaped[np.ndarray, "frames height width 3"]) -> list[object]:

@@ -38,6 +38,11 @@ COMMANDS: dict[str, Command] = {
         "vllm_omni.entrypoints.cli.demo",
         "make a short video (of noise) with the tiny checkpoint, on any CPU",
     ),
+    "serve": Command(
+        "vllm_omni.entrypoints.cli.serve",
+        "serve a world model over HTTP and WebSocket",
+        shared_with_vllm=True,
+    ),
     "tiny-checkpoint": Command(
         "vllm_omni.entrypoints.cli.tiny_checkpoint",
         "write a 5.8 MB checkpoint with random weights, for development",

@@ -1,0 +1,60 @@
+"""Who may talk to the server: API keys and the origin of browser sockets."""
+
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from vllm_omni.config.server import ServerConfig
+
+_POLICY_VIOLATION = 1008
+
+
+class AccessControl:
+    """ASGI middleware in front of every route.
+
+    Paths under ``/v1`` need a key where keys are configured. A WebSocket that a browser opens
+    names its page's origin, which must be this server's own or an allowed one.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app = app
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through or answer it here."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = None
+        if scope["path"].startswith("/v1") and not self._has_key(headers):
+            refusal = (401, "a valid API key is required: Authorization: Bearer KEY")
+        elif scope["type"] == "websocket" and not self._origin_allowed(headers):
+            refusal = (403, "this page's origin is not allowed (--allowed-origins)")
+        if refusal is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            # Before the handshake a close becomes an HTTP 403 answer.
+            await receive()
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal[1]})
+        else:
+            status, message = refusal
+            await JSONResponse({"error": {"message": message}}, status)(scope, receive, send)
+
+    def _has_key(self, headers: Headers) -> bool:
+        if not self._config.api_keys:
+            return True
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        return any(
+            hmac.compare_digest(given.encode(), key.encode()) for key in self._config.api_keys
+        )
+
+    def _origin_allowed(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        if origin is None or "*" in self._config.allowed_origins:
+            return True
+        if origin in self._config.allowed_origins:
+            return True
+        return origin.partition("://")[2] == headers.get("host")

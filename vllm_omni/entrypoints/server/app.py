@@ -1,0 +1,146 @@
+"""The HTTP and WebSocket application and the process that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI, WebSocket
+
+from vllm_omni import __version__
+from vllm_omni.config.resolve import ResolvedDeployment
+from vllm_omni.config.server import ServerConfig
+from vllm_omni.entrypoints.engine_client import EngineClient
+from vllm_omni.entrypoints.server.access import AccessControl
+from vllm_omni.entrypoints.server.channel import SocketChannel
+from vllm_omni.entrypoints.server.operations import operations_router
+from vllm_omni.entrypoints.server.realtime_video import RealtimeVideoSession, Timers
+from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.errors import OmniError
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
+
+_LAG_PERIOD_S = 0.1
+_DRAIN_POLL_S = 0.05
+
+
+def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
+    """The application; it starts nothing, and serves before the engine is ready."""
+    limits = timers or Timers()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        lag = asyncio.create_task(_measure_lag(state), name="event loop lag")
+        yield
+        lag.cancel()
+        state.threads.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(title="vllm-omni", version=__version__, lifespan=lifespan)
+    app.add_middleware(AccessControl, config=state.config)
+    app.include_router(operations_router(state))
+
+    @app.websocket("/v1/realtime/video")
+    async def realtime_video(socket: WebSocket) -> None:
+        await socket.accept()
+        task = asyncio.current_task()
+        assert task is not None, "a handler runs in a task"
+        state.sockets.add(task)
+        try:
+            channel = SocketChannel(socket, send_timeout_s=limits.stall)
+            await RealtimeVideoSession(channel, state, limits).run()
+        finally:
+            state.sockets.discard(task)
+
+    return app
+
+
+async def _measure_lag(state: ServerState) -> None:
+    """Observe how late a timer fires: work that should not be on the loop shows here."""
+    while True:
+        due = time.monotonic() + _LAG_PERIOD_S
+        await asyncio.sleep(_LAG_PERIOD_S)
+        state.client.engine.metrics.event_loop_lag_s.observe(max(time.monotonic() - due, 0.0))
+
+
+class EngineServer(uvicorn.Server):
+    """Uvicorn with an engine: starts it beside the first answers, drains it at the end.
+
+    Attributes:
+        exit_status: 0 after an orderly end, 1 if the engine did not start or was lost.
+    """
+
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config)
+        self._state = state
+        self._ending: asyncio.Task[None] | None = None
+        self.exit_status = 0
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal arrives or the engine is lost."""
+        engine = asyncio.create_task(self._run_engine(), name="engine start")
+        try:
+            await super().serve(sockets)
+        finally:
+            engine.cancel()
+            await asyncio.to_thread(self._state.client.engine.close)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: stop admission, finish running chunks, tell clients. Second: stop now."""
+        if self._ending is not None:
+            super().handle_exit(sig, frame)
+            return
+        logger.info("%s: draining", signal.Signals(sig).name)
+        self._state.client.engine.drain()
+        self._ending = asyncio.get_event_loop().create_task(self._end_when_drained())
+
+    async def _run_engine(self) -> None:
+        engine = self._state.client.engine
+        started = time.monotonic()
+        try:
+            await asyncio.to_thread(engine.start)
+            logger.info("ready after %.1f s", time.monotonic() - started)
+            while engine.failure is None:
+                await asyncio.sleep(_LAG_PERIOD_S)
+            raise engine.failure
+        except OmniError as error:
+            logger.critical("%s", error)
+            self.exit_status = 1
+            self.should_exit = True
+
+    async def _end_when_drained(self) -> None:
+        deadline = time.monotonic() + self._state.config.shutdown_timeout_s
+        while self._state.sockets and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        self.should_exit = True
+
+
+def run_server(
+    resolved: ResolvedDeployment, *, server: ServerConfig, listener: socket.socket
+) -> int:
+    """Serve on a bound socket until SIGTERM or SIGINT.
+
+    Returns:
+        Exit status of the process.
+    """
+    client = EngineClient.create(resolved, model_name=server.served_model_names[0], warm_up=True)
+    state = ServerState(client, server)
+    config = uvicorn.Config(
+        create_app(state),
+        log_level=server.log_level,
+        access_log=server.access_log,
+        ssl_keyfile=server.ssl_keyfile,
+        ssl_certfile=server.ssl_certfile,
+        ssl_ca_certs=server.ssl_ca_certs,
+        ssl_cert_reqs=server.ssl_cert_reqs,
+        timeout_graceful_shutdown=int(server.shutdown_timeout_s),
+    )
+    uvicorn_server = EngineServer(config, state)
+    uvicorn_server.run(sockets=[listener])
+    return uvicorn_server.exit_status

@@ -1,0 +1,135 @@
+"""Pictures that a client names by URL: ``data:`` URLs, and http(s) without reaching inwards."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+import httpx
+
+from vllm_omni import envs
+from vllm_omni.diffusion.messages import SourceImage
+from vllm_omni.diffusion.models.lingbot_world.image import load_image
+from vllm_omni.errors import InvalidRequestError
+
+_FIELD = "image_reference.image_url"
+_MAX_REDIRECTS = 5
+_MAX_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """Fetches pictures for clients.
+
+    Attributes:
+        allowed_hosts: host names that may be fetched from although their addresses are not
+            public.
+        timeout_s: for the whole fetch.
+    """
+
+    allowed_hosts: tuple[str, ...] = ()
+    timeout_s: float = 60.0
+
+    async def load(self, url: str) -> str | bytes:
+        """The picture behind ``url``, not decoded: a ``data:`` URL itself, or fetched bytes.
+
+        Raises:
+            InvalidRequestError: for another scheme, an address that is not public, a redirect
+                where none is allowed, a server that fails, or a picture that is too large.
+        """
+        scheme = url[:8].lower().partition(":")[0]
+        if scheme == "data":
+            return url
+        if scheme not in {"http", "https"}:
+            raise InvalidRequestError("must be a data: or http(s) URL", field=_FIELD)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await self._fetch(url)
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"the picture's server did not answer within {self.timeout_s:.0f} s", field=_FIELD
+            ) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise InvalidRequestError(
+                f"the picture cannot be fetched ({type(error).__name__})", field=_FIELD
+            ) from None
+
+    @staticmethod
+    def decode(source: str | bytes) -> SourceImage:
+        """Decode what :meth:`load` gave; not for an event loop."""
+        return load_image(source)
+
+    async def _fetch(self, url: str) -> bytes:
+        target = httpx.URL(url)
+        async with httpx.AsyncClient(follow_redirects=False, timeout=self.timeout_s) as client:
+            for _ in range(_MAX_REDIRECTS + 1):
+                answer = await self._follow(client, target)
+                if isinstance(answer, bytes):
+                    return answer
+                target = answer
+        raise InvalidRequestError(f"more than {_MAX_REDIRECTS} redirects", field=_FIELD)
+
+    async def _follow(self, client: httpx.AsyncClient, target: httpx.URL) -> bytes | httpx.URL:
+        """The content of ``target``, or where it redirects to."""
+        response = await client.send(await self._pinned_request(client, target), stream=True)
+        try:
+            return _redirected(target, response) if response.is_redirect else await _read(response)
+        finally:
+            await response.aclose()
+
+    async def _pinned_request(self, client: httpx.AsyncClient, target: httpx.URL) -> httpx.Request:
+        """A request to the very address that was checked, so that a name cannot change its mind."""
+        address = await self._checked_address(target)
+        return client.build_request(
+            "GET",
+            target.copy_with(host=address),
+            headers={"Host": target.netloc.decode("ascii")},
+            extensions={"sni_hostname": target.host},
+        )
+
+    async def _checked_address(self, target: httpx.URL) -> str:
+        if target.scheme not in {"http", "https"} or not target.host:
+            raise InvalidRequestError("must be an http(s) URL with a host", field=_FIELD)
+        port = target.port or (443 if target.scheme == "https" else 80)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                target.host, port, type=socket.SOCK_STREAM
+            )
+        except OSError:
+            raise InvalidRequestError("the picture's host is not known", field=_FIELD) from None
+        addresses = [entry[4][0] for entry in found]
+        if target.host not in self.allowed_hosts:
+            for address in addresses:
+                if not ipaddress.ip_address(address).is_global:
+                    raise InvalidRequestError(
+                        "the picture's host has an address that is not public "
+                        "(--allowed-media-domains)",
+                        field=_FIELD,
+                    )
+        return addresses[0]
+
+
+def _redirected(target: httpx.URL, response: httpx.Response) -> httpx.URL:
+    if not envs.media_url_allow_redirects():
+        raise InvalidRequestError(
+            "the picture's URL redirects, which is not allowed (VLLM_MEDIA_URL_ALLOW_REDIRECTS)",
+            field=_FIELD,
+        )
+    return target.join(response.headers.get("location", ""))
+
+
+async def _read(response: httpx.Response) -> bytes:
+    if response.status_code != httpx.codes.OK:
+        raise InvalidRequestError(
+            f"the picture's server answered {response.status_code}", field=_FIELD
+        )
+    content = bytearray()
+    async for part in response.aiter_bytes():
+        content += part
+        if len(content) > _MAX_BYTES:
+            raise InvalidRequestError(
+                f"the picture is larger than {_MAX_BYTES} bytes", field=_FIELD
+            )
+    return bytes(content)

@@ -1,0 +1,93 @@
+"""Routes for operators and client start-up: health, models, version, metrics, capabilities."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from vllm_omni import __version__
+from vllm_omni.entrypoints.server.protocol import Capabilities
+from vllm_omni.entrypoints.server.state import ServerState
+
+_UNAVAILABLE = 503
+
+
+def operations_router(state: ServerState) -> APIRouter:
+    """Routes that answer whether or not the engine is ready."""
+    router = APIRouter()
+    created = int(time.time())
+
+    @router.get("/health")
+    async def health() -> JSONResponse:
+        """Readiness: 200 once sessions can be served, 503 while loading and when lost."""
+        engine = state.client.engine
+        if engine.is_ready:
+            return JSONResponse({"status": "healthy"})
+        reason = "loading" if engine.failure is None else str(engine.failure)
+        return JSONResponse({"status": "unhealthy", "reason": reason}, _UNAVAILABLE)
+
+    @router.api_route("/ping", methods=["GET", "POST"])
+    async def ping() -> Response:
+        """Liveness: 200 as long as the process answers."""
+        return Response(status_code=200)
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """Version of the package."""
+        return {"version": __version__}
+
+    @router.get("/load")
+    async def load() -> dict[str, int]:
+        """Sessions on the workers and in line."""
+        return {"server_load": state.client.engine.num_sessions}
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus text format."""
+        body = generate_latest(state.client.engine.metrics.registry)
+        return Response(body, media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, object]:
+        """One entry per served name."""
+        root = state.client.deployment.config.model
+        names = state.config.served_model_names
+        return {"object": "list", "data": [_model(name, root, created) for name in names]}
+
+    @router.get("/v1/realtime/capabilities")
+    async def capabilities() -> Capabilities:
+        """What ``session.start`` may ask for."""
+        return state.capabilities()
+
+    return router
+
+
+def _model(name: str, root: str, created: int) -> dict[str, object]:
+    permission = {
+        "id": f"modelperm-{uuid.uuid4().hex}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm",
+        "root": root,
+        "parent": None,
+        "max_model_len": None,
+        "permission": [permission],
+    }

@@ -1,0 +1,333 @@
+"""One socket, one world: from ``session.start`` to ``session.done``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from dataclasses import dataclass, replace
+
+from vllm_omni.diffusion.messages import SessionRequest
+from vllm_omni.diffusion.models.lingbot_world.request import normalise_prompt
+from vllm_omni.engine.session import (
+    ChunkReady,
+    Ended,
+    EndReason,
+    Opened,
+    SessionEvent,
+    SessionOptions,
+    Waiting,
+    WasReset,
+)
+from vllm_omni.entrypoints.interactions import interaction_of
+from vllm_omni.entrypoints.server.channel import (
+    ClientGoneError,
+    ClientTooSlowError,
+    SocketChannel,
+)
+from vllm_omni.entrypoints.server.image_source import ImageSource
+from vllm_omni.entrypoints.server.media import ChunkEncoder
+from vllm_omni.entrypoints.server.protocol import (
+    SessionDone,
+    SessionInteraction,
+    SessionInteractionQueued,
+    SessionPing,
+    SessionPong,
+    SessionQueued,
+    SessionReset,
+    SessionResetDone,
+    SessionStart,
+    SessionStop,
+    StartParams,
+    VideoChunkMetadata,
+    VideoStart,
+    parse_control,
+    parse_start,
+)
+from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.errors import InvalidRequestError, OmniError
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """Limits of one socket, in seconds.
+
+    Attributes:
+        start: until the first message.
+        stall: without any progress.
+        poll: between two looks at the stall timer.
+    """
+
+    start: float = 10.0
+    stall: float = 60.0
+    poll: float = 1.0
+
+
+class RealtimeVideoSession:
+    """Runs the protocol of one accepted socket.
+
+    Three tasks: this one makes and sends chunks, one reads the client, one watches for stalls.
+    """
+
+    def __init__(self, channel: SocketChannel, state: ServerState, timers: Timers) -> None:
+        self._channel = channel
+        self._state = state
+        self._timers = timers
+        self._engine = state.client.engine
+        self._events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+        self._request_id = f"video_stream-{uuid.uuid4().hex}"
+        self._session_id: str | None = None
+        self._stopped = False
+        self._binary_frames = 0
+        self._started_s = time.monotonic()
+        self._progress_s = self._started_s
+
+    async def run(self) -> None:
+        """Serve the socket to its end. Frees the session on every way out."""
+        try:
+            await self._run()
+        except ClientGoneError:
+            self._state.client.engine.metrics.failed("client_disconnect")
+        except OmniError as error:
+            await self._tell(error)
+        finally:
+            if self._session_id is not None:
+                self._engine.stop(self._session_id)
+            await self._channel.close()
+
+    async def _run(self) -> None:
+        start = await self._receive_start()
+        params = start.resolved()
+        reader = asyncio.create_task(self._read_client(), name="reader")
+        watch = asyncio.create_task(self._watch_for_stall(), name="stall watch")
+        video = asyncio.create_task(self._make_video(start, params), name="video")
+        tasks = {reader, watch, video}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    # ------------------------------------------------------------ video
+
+    async def _make_video(self, start: SessionStart, params: StartParams) -> None:
+        if not params.queue:
+            await self._send_start(start)
+        request = await self._parse(params)
+        options = SessionOptions(max_lead_ms=params.max_lead_ms)
+        loop = asyncio.get_running_loop()
+        self._session_id = self._engine.open(
+            request,
+            lambda event: loop.call_soon_threadsafe(self._events.put_nowait, event),
+            options,
+        )
+        encoder = ChunkEncoder(request.width, request.height, params.fps, params.encoder)
+        try:
+            while not isinstance(event := await self._events.get(), Ended):
+                self._progressed()
+                await self._handle(event, start, encoder)
+            await self._finish(event, encoder)
+        finally:
+            encoder.close()
+
+    async def _handle(
+        self, event: SessionEvent, start: SessionStart, encoder: ChunkEncoder
+    ) -> None:
+        match event:
+            case Waiting(position) if start.queue:
+                await self._channel.send(
+                    SessionQueued(request_id=self._request_id, position=position)
+                )
+            case Opened() if start.queue:
+                await self._send_start(start)
+            case WasReset():
+                await self._channel.send(SessionResetDone(request_id=self._request_id))
+            case ChunkReady():
+                await self._send_chunk(event, encoder)
+
+    async def _send_chunk(self, event: ChunkReady, encoder: ChunkEncoder) -> None:
+        payload = await self._state.in_thread(encoder.encode, event.result.data)
+        receipt = event.receipt
+        metadata = VideoChunkMetadata(
+            request_id=self._request_id,
+            num_frames=len(event.result.data),
+            byte_length=len(payload),
+            generation_chunk_index=event.result.chunk_index,
+            started_event_ids=list(receipt.started),
+            active_event_ids=list(receipt.active),
+            completed_event_ids=list(receipt.completed),
+            transport_chunk_index=self._binary_frames,
+            server_ready_ms=(event.result.ready_s - self._started_s) * 1000.0,
+            applied=dict(receipt.applied),
+        )
+        await self._channel.send_chunk(metadata, payload)
+        self._binary_frames += 1
+        self._progressed()
+        if self._session_id is not None:
+            self._engine.delivered(self._session_id)
+
+    async def _finish(self, ended: Ended, encoder: ChunkEncoder) -> None:
+        if ended.reason is EndReason.FAILED and ended.error is not None and not self._stopped:
+            raise ended.error
+        trailer = await self._state.in_thread(encoder.finish)
+        if trailer:
+            metadata = VideoChunkMetadata(
+                request_id=self._request_id,
+                kind="trailer",
+                num_frames=0,
+                byte_length=len(trailer),
+                generation_chunk_index=None,
+                transport_chunk_index=self._binary_frames,
+            )
+            await self._channel.send_chunk(metadata, trailer)
+            self._binary_frames += 1
+        await self._channel.send(
+            SessionDone(
+                request_id=self._request_id,
+                chunks=self._binary_frames,
+                stopped=ended.reason is EndReason.STOPPED,
+            )
+        )
+
+    async def _send_start(self, start: SessionStart) -> None:
+        await self._channel.send(
+            VideoStart(
+                request_id=self._request_id,
+                config=start.config(),
+                capabilities=self._state.capabilities(),
+            )
+        )
+        self._started_s = time.monotonic()
+        self._progressed()
+
+    async def _parse(self, params: StartParams) -> SessionRequest:
+        image = await self._images().load(params.image_url)
+        sampling = OmniDiffusionSamplingParams(
+            height=params.height,
+            width=params.width,
+            num_frames=params.num_frames if not params.unbounded else None,
+            seed=params.seed,
+            fps=params.fps,
+            output_type="np",
+            extra_args=dict(params.extra_args),
+        )
+        prompt = {"prompt": params.prompt, "multi_modal_data": {"image": image}}
+        return await self._state.in_thread(
+            lambda: self._state.client.parse(prompt, sampling, unbounded=params.unbounded)
+        )
+
+    def _images(self) -> ImageSource:
+        return self._state.images
+
+    # ------------------------------------------------------------ client
+
+    async def _receive_start(self) -> SessionStart:
+        try:
+            async with asyncio.timeout(self._timers.start):
+                text = await self._channel.receive()
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"no session.start within {self._timers.start:.0f} s"
+            ) from None
+        start = parse_start(text)
+        start.check_model(self._state.config.served_model_names)
+        self._channel.state.received(start.type)
+        return start
+
+    async def _read_client(self) -> None:
+        while True:
+            try:
+                text = await self._channel.receive()
+                message = parse_control(text)
+                self._channel.state.received(message.type)
+                await self._obey(message)
+            except InvalidRequestError as error:
+                await self._channel.send_error(error, request_id=self._request_id)
+
+    async def _obey(
+        self, message: SessionPing | SessionStop | SessionInteraction | SessionReset
+    ) -> None:
+        match message:
+            case SessionPing():
+                self._progressed()
+                await self._channel.send(SessionPong())
+            case SessionStop():
+                await self._stop()
+            case SessionInteraction():
+                await self._steer(message)
+            case SessionReset():
+                await self._reset(message)
+
+    async def _stop(self) -> None:
+        self._stopped = True
+        if self._session_id is not None:
+            self._engine.stop(self._session_id)
+        else:
+            self._events.put_nowait(Ended(EndReason.STOPPED))
+
+    async def _steer(self, message: SessionInteraction) -> None:
+        event_id = message.interaction.event_id
+        try:
+            interaction = interaction_of(message)
+            event_id = interaction.event_id
+            self._engine.submit(self._require_session(), interaction)
+        except OmniError as error:
+            await self._channel.send_error(error, request_id=self._request_id, event_id=event_id)
+            return
+        await self._channel.send(
+            SessionInteractionQueued(request_id=self._request_id, event_id=event_id)
+        )
+
+    async def _reset(self, message: SessionReset) -> None:
+        image = None
+        if message.image_reference is not None:
+            source = await self._images().load(message.image_reference.image_url)
+            image = await self._state.in_thread(self._images().decode, source)
+        prompt = None if message.prompt is None else normalise_prompt(message.prompt)
+
+        def change(request: SessionRequest) -> SessionRequest:
+            return replace(
+                request,
+                prompt=request.prompt if prompt is None else prompt,
+                image=request.image if image is None else image,
+                seed=request.seed if message.seed is None else message.seed,
+            )
+
+        self._engine.reset(self._require_session(), change)
+
+    def _require_session(self) -> str:
+        if self._session_id is None:
+            raise InvalidRequestError("the session is being prepared; try again in a moment")
+        return self._session_id
+
+    # ------------------------------------------------------------ stalls and errors
+
+    def _progressed(self) -> None:
+        self._progress_s = time.monotonic()
+
+    async def _watch_for_stall(self) -> None:
+        while True:
+            await asyncio.sleep(self._timers.poll)
+            if self._session_id is not None and self._engine.is_waiting(self._session_id):
+                self._progressed()
+            if time.monotonic() - self._progress_s > self._timers.stall:
+                break
+        await self._channel.send_error(
+            InvalidRequestError(f"Stall timeout: no progress for {self._timers.stall:.0f} s"),
+            request_id=self._request_id,
+        )
+        await self._stop()
+        await asyncio.Event().wait()
+
+    async def _tell(self, error: OmniError) -> None:
+        """Tell the client what ended the session, if it still listens."""
+        if isinstance(error, ClientTooSlowError):
+            return
+        try:
+            await self._channel.send_error(error, request_id=self._request_id)
+        except (ClientGoneError, ClientTooSlowError):
+            return
