@@ -1,6 +1,10 @@
 """The only reader of the process environment: typed, strict, evaluated on call."""
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+_VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 
 
 def action_root() -> str | None:
@@ -40,13 +44,39 @@ def master_port() -> int | None:
 
 def visible_devices(platform: str) -> str | None:
     """Device list that the operator allows this process on a platform, ``None`` when not set."""
-    name = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}.get(platform)
+    name = _VISIBLE_DEVICES.get(platform)
     return None if name is None else os.environ.get(name)
+
+
+def show_devices(platform: str, devices: str) -> None:
+    """Let this process see only these devices of a platform; before its library looks."""
+    if platform in _VISIBLE_DEVICES:
+        os.environ[_VISIBLE_DEVICES[platform]] = devices
+
+
+def prefer_loopback() -> None:
+    """Let gloo connect the ranks of this machine by its loopback, unless told otherwise."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def export(variables: dict[str, str]) -> None:
     """Set variables for this process and those that it starts."""
     os.environ.update(variables)
+
+
+@contextmanager
+def exported(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the processes that are started meanwhile."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
 
 
 def _positive_int(name: str) -> int | None:

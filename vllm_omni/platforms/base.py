@@ -1,10 +1,11 @@
 """What the rest of the package asks of a device; implemented once per platform."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 
+@runtime_checkable
 class Platform(Protocol):
     """A kind of device. One object per process, chosen when the process starts.
 

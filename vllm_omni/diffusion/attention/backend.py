@@ -1,11 +1,12 @@
 """What an attention backend does; one object per process, chosen by name at start-up."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 
+@runtime_checkable
 class AttentionBackend(Protocol):
     """Unmasked softmax attention of a chunk's queries over all visible keys.
 

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 
+# Newer releases of torch have another name for the same call.
+_all_gather = vars(dist).get("all_gather_single", dist.all_gather_into_tensor)
+
 
 class UlyssesExchange:
     """The exchanges of one rank; a rank that is alone hands its tensors back.
@@ -72,7 +75,7 @@ class UlyssesExchange:
         if n == 1:
             return x
         gathered = self._buffer("gather", x.dtype, (n, *x.shape), x.device)
-        dist.all_gather_into_tensor(gathered, x.contiguous(), group=self.group.group)
+        _all_gather(gathered.flatten(0, 1), x.contiguous(), group=self.group.group)
         return gathered.transpose(0, 1).flatten(1, 2)
 
     def _all_to_all(self, use: str, split: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Runs the same command on every rank of a worker group."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
@@ -12,6 +12,7 @@ from vllm_omni.diffusion.messages import (
 )
 
 
+@runtime_checkable
 class Executor(Protocol):
     """One worker group. Calls block; one call at a time.
 

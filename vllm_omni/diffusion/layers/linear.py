@@ -5,7 +5,7 @@ quantisation: a method owns the representation of the weights, a layer owns the 
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
 from vllm_omni.diffusion.layers.weights import Shard, WeightedModule, WeightTarget
 
 
+@runtime_checkable
 class LinearMethod(Protocol):
     """How the weights of one layer are stored and multiplied."""
 

@@ -1,6 +1,6 @@
 """What a worker asks of a world model; the engine above knows only the messages."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Shaped
@@ -11,6 +11,7 @@ from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
 
 
+@runtime_checkable
 class LiveSession(Protocol):
     """The state of one session on one rank."""
 
@@ -19,6 +20,7 @@ class LiveSession(Protocol):
         ...
 
 
+@runtime_checkable
 class RealtimePipeline(Protocol):
     """A model that makes a rollout chunk by chunk. Holds weights; sessions hold state."""
 

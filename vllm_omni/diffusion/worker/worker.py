@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.agreement import Agreement
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
@@ -14,6 +15,7 @@ from vllm_omni.diffusion.messages import (
 from vllm_omni.diffusion.models.lingbot_world.config import PIPELINE_CLASS
 from vllm_omni.diffusion.registry import model_entry
 from vllm_omni.diffusion.worker.memory import plan_kv_pool
+from vllm_omni.errors import OmniError
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
 from vllm_omni.experimental.ar_diffusion.runner import ChunkRunner
 from vllm_omni.platforms import create_platform
@@ -34,13 +36,15 @@ class Worker:
         local_rank: int = 0,
         parallel: ParallelState | None = None,
     ) -> None:
+        parallel = parallel or ParallelState()
+        self.is_alone = parallel.control.size == 1
         self.platform = create_platform(config.device)
         self.device = self.platform.device(local_rank)
         self.pipeline = model_entry(PIPELINE_CLASS).load_loader()(
             config,
             platform=self.platform,
             device=self.device,
-            parallel=parallel or ParallelState(),
+            parallel=parallel,
         )
         free_bytes = self.platform.free_bytes(self.device)
         budget = plan_kv_pool(config, self.pipeline, self.platform, free_bytes)
@@ -50,6 +54,7 @@ class Worker:
         )
         self.pipeline.bind_pool(self.pool)
         self.runner = ChunkRunner(self.pipeline, self.platform)
+        self._agreement = Agreement(parallel.control)
         self.ready = WorkerReady(
             sessions=budget.sessions,
             num_pages=budget.num_pages,
@@ -59,8 +64,31 @@ class Worker:
         )
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
-        """Open a session on this rank."""
-        self.runner.open(session_id, request)
+        """Open a session on all ranks, or on none.
+
+        Raises:
+            PeerRefusedError: if only other ranks refuse.
+        """
+        refusal = None
+        try:
+            self.runner.open(session_id, request)
+        except OmniError as error:
+            refusal = error
+        try:
+            self._agreement.confirm(refusal)
+        except OmniError:
+            if refusal is None:
+                self.runner.close(session_id)
+            raise
+
+    def accept(self, plan: ChunkPlan) -> None:
+        """Agree with all ranks that the chunk can be made; nothing has been begun if this raises.
+
+        Raises:
+            SessionClosedError: if the session is not open on this rank.
+            PeerRefusedError: if only other ranks refuse.
+        """
+        self._agreement.confirm(self.runner.refusal(plan))
 
     def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
         """Make one chunk; ``deliver`` gets it before its commit, on the root rank."""

@@ -1,7 +1,8 @@
 """Runs chunks of many sessions on one rank and frees a session on every way out."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -43,14 +44,19 @@ class ChunkRunner:
         Raises:
             InvalidRequestError: if the id is taken.
             OutOfKVMemoryError: if its window does not fit.
+            DeviceOutOfMemoryError: if memory ran out.
+            SessionFailedError: if opening raised anything else.
         """
         if session_id in self._sessions:
             raise InvalidRequestError(f"session {session_id} is already open")
-        try:
-            session = self._pipeline.open_session(session_id, request)
-        except torch.OutOfMemoryError as error:
-            raise DeviceOutOfMemoryError(f"no device memory to open a session: {error}") from error
-        self._sessions[session_id] = session
+        with self._closing(session_id, f"opening session {session_id}"):
+            self._sessions[session_id] = self._pipeline.open_session(session_id, request)
+
+    def refusal(self, plan: ChunkPlan) -> OmniError | None:
+        """Why the chunk cannot be begun; ``None`` if it can."""
+        if plan.session_id not in self._sessions:
+            return SessionClosedError(f"session {plan.session_id} is not open")
+        return None
 
     def run(self, plan: ChunkPlan, deliver: Deliver) -> ChunkTimings:
         """Make one chunk: denoise, hand out, commit.
@@ -61,24 +67,11 @@ class ChunkRunner:
             SessionFailedError: if the chunk raised anything else.
                 Whatever is raised, the session is closed and its memory free.
         """
-        session = self._session(plan.session_id)
-        try:
-            return self._run(session, plan, deliver)
-        except torch.OutOfMemoryError as error:
-            self.close(plan.session_id)
-            raise DeviceOutOfMemoryError(
-                f"chunk {plan.chunk_index} ran out of device memory: {error}"
-            ) from error
-        except OmniError:
-            self.close(plan.session_id)
-            raise
-        except Exception as error:
-            # The session boundary: whatever a chunk raises ends its session and no other.
-            self.close(plan.session_id)
-            logger.exception("chunk %d of %s failed", plan.chunk_index, plan.session_id)
-            raise SessionFailedError(
-                f"chunk {plan.chunk_index} failed inside the model ({type(error).__name__})"
-            ) from error
+        refusal = self.refusal(plan)
+        if refusal is not None:
+            raise refusal
+        with self._closing(plan.session_id, f"chunk {plan.chunk_index} of {plan.session_id}"):
+            return self._run(self._sessions[plan.session_id], plan, deliver)
 
     def close(self, session_id: str) -> None:
         """Free a session; one that is not open is no error."""
@@ -91,14 +84,27 @@ class ChunkRunner:
         for session_id in tuple(self._sessions):
             self.close(session_id)
 
+    @contextmanager
+    def _closing(self, session_id: str, step: str) -> Iterator[None]:
+        """The session boundary: whatever a step raises ends its session and no other."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self.close(session_id)
+            raise DeviceOutOfMemoryError(f"{step} ran out of device memory: {error}") from error
+        except OmniError:
+            self.close(session_id)
+            raise
+        except Exception as error:
+            self.close(session_id)
+            logger.exception("%s failed", step)
+            raise SessionFailedError(
+                f"{step} failed inside the model ({type(error).__name__})"
+            ) from error
+
     def _run(self, session: LiveSession, plan: ChunkPlan, deliver: Deliver) -> ChunkTimings:
         output, timings = self._pipeline.denoise_chunk(session, plan)
         if output is not None:
             data = self._platform.to_host(output).numpy()
             deliver(ChunkResult(plan.session_id, plan.chunk_index, data, time.monotonic(), timings))
         return replace(timings, commit_ms=self._pipeline.commit_chunk(session))
-
-    def _session(self, session_id: str) -> LiveSession:
-        if session_id not in self._sessions:
-            raise SessionClosedError(f"session {session_id} is not open")
-        return self._sessions[session_id]

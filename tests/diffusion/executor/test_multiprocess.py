@@ -1,0 +1,241 @@
+"""Worker processes: death, silence, signals, environment, and what is left afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.diffusion.executor.test_executors import tiny_config
+from tests.helpers.faults import faulty_main, telling_main
+from tests.helpers.sessions import make_chunks, make_rollout, small_request
+from vllm_omni.diffusion.data import DiffusionParallelConfig
+from vllm_omni.diffusion.executor.multiprocess import ChunkLimit, MultiprocExecutor
+from vllm_omni.diffusion.messages import ChunkPlan
+from vllm_omni.errors import (
+    CheckpointError,
+    OutOfKVMemoryError,
+    SessionClosedError,
+    WorkerFailedError,
+)
+
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.diffusion,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+]
+
+TWO_RANKS = DiffusionParallelConfig(ulysses_degree=2)
+FOUND_WITHIN_S = 10.0
+"""A dead rank is found at once; this allows for a busy machine."""
+
+
+def shared_memory_files() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def worker_processes() -> list[psutil.Process]:
+    """Processes below this one that hold a pipe of a worker group, zombies included."""
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() == psutil.STATUS_ZOMBIE or "forkserver" in "".join(child.cmdline())
+    ]
+
+
+@pytest.fixture
+def two_ranks():
+    before = shared_memory_files()
+    made = MultiprocExecutor(tiny_config("mp", parallel=TWO_RANKS), worker_main=faulty_main)
+    made.start()
+    yield made
+    made.shutdown()
+    assert shared_memory_files() <= before
+    assert not list(Path("/tmp").glob("vllm-omni-ranks-*/store"))
+    assert all(p.status() != psutil.STATUS_ZOMBIE for p in worker_processes())
+
+
+def test_a_killed_rank_is_named_and_a_new_group_is_right(two_ranks):
+    request = small_request(num_chunks=3)
+    expected = make_rollout(two_ranks, request)
+    two_ranks.open_session("die:1:1", request)
+    make_chunks(two_ranks, "die:1:1", range(1))
+    started_s = time.monotonic()
+    with pytest.raises(WorkerFailedError, match=r"rank 1 ended with exit code -9 \(SIGKILL\)"):
+        make_chunks(two_ranks, "die:1:1", range(1, 2))
+    found_s = time.monotonic() - started_s
+    with pytest.raises(WorkerFailedError, match="not running"):
+        two_ranks.close_session("die:1:1")
+    two_ranks.shutdown()
+    two_ranks.start()
+    recovered_s = time.monotonic() - started_s
+    again = make_rollout(two_ranks, request)
+    print(f"dead rank found after {found_s:.2f} s, new group ready after {recovered_s:.2f} s")
+    assert found_s < FOUND_WITHIN_S
+    # Bitwise: a new generation is like the first.
+    assert all(np.array_equal(a, b) for a, b in zip(again, expected, strict=True))
+
+
+def test_a_rank_that_raises_inside_a_chunk_ends_the_group(two_ranks):
+    two_ranks.open_session("bug:0:1", small_request())
+    with pytest.raises(WorkerFailedError, match="rank 1 ended with exit code 1 after Session"):
+        make_chunks(two_ranks, "bug:0:1", range(1))
+
+
+def test_ranks_refuse_together_and_go_on(two_ranks):
+    request = small_request(num_chunks=2)
+    two_ranks.open_session("a", request)
+    with pytest.raises(OutOfKVMemoryError):
+        two_ranks.open_session("b", request)
+    with pytest.raises(SessionClosedError, match="b is not open"):
+        two_ranks.run_chunk(ChunkPlan("b", 0), lambda _: None)
+    make_chunks(two_ranks, "a", range(2))
+    two_ranks.close_session("a")
+    make_rollout(two_ranks, request)
+
+
+def test_signals_do_not_end_a_worker():
+    made = MultiprocExecutor(tiny_config("mp"))
+    made.start()
+    make_rollout(made, small_request(num_chunks=1))
+    for worker in made.group.process_ids:
+        os.kill(worker, signal.SIGTERM)
+        os.kill(worker, signal.SIGINT)
+    make_rollout(made, small_request(num_chunks=1))
+    made.shutdown()
+
+
+def test_a_chunk_that_takes_too_long_ends_the_group():
+    made = MultiprocExecutor(tiny_config("mp", chunk_timeout_s=5.0), worker_main=faulty_main)
+    made.start()
+    made.open_session("hang:0:0", small_request())
+    pids = made.group.process_ids
+    with pytest.raises(WorkerFailedError, match=r"chunk 0 of session hang:0:0 in time.*timeout"):
+        make_chunks(made, "hang:0:0", range(1))
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    made.shutdown()
+
+
+def test_a_killed_rank_between_commands_is_found_by_the_next():
+    made = MultiprocExecutor(tiny_config("mp"))
+    made.start()
+    os.kill(made.group.process_ids[0], signal.SIGKILL)
+    with pytest.raises(WorkerFailedError, match="exit code -9"):
+        made.open_session("a", small_request())
+    made.shutdown()
+
+
+def test_waiting_costs_no_processor_time():
+    made = MultiprocExecutor(tiny_config("mp", chunk_timeout_s=4.0), worker_main=faulty_main)
+    made.start()
+    made.open_session("hang:0:0", small_request())
+    began = time.thread_time()
+    with pytest.raises(WorkerFailedError):
+        make_chunks(made, "hang:0:0", range(1))
+    assert time.thread_time() - began < 0.5
+    made.shutdown()
+
+
+def test_environment_is_set_before_torch_loads():
+    made = MultiprocExecutor(
+        tiny_config("mp", env={"FAULTS_MARKER": "here"}), worker_main=telling_main
+    )
+    with pytest.raises(CheckpointError, match="torch loaded: False, marker: here"):
+        made.start()
+    assert "FAULTS_MARKER" not in os.environ
+
+
+def test_calls_may_come_from_any_thread():
+    made = MultiprocExecutor(tiny_config("mp"))
+    chunks = []
+
+    def work() -> None:
+        made.start()
+        chunks.extend(make_rollout(made, small_request(num_chunks=1)))
+        made.shutdown()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert chunks[0].shape == (9, 64, 96, 3)
+
+
+ORPHANS = """
+import sys, time
+from tests.diffusion.executor.test_multiprocess import orphan_config
+from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
+
+if __name__ == "__main__":
+    made = MultiprocExecutor(orphan_config())
+    made.start()
+    print(*made.group.process_ids, flush=True)
+    {ending}
+"""
+PARENT = """
+import sys
+from vllm_omni.diffusion.executor import create_executor
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.errors import CheckpointError
+
+if __name__ == "__main__":
+    config = OmniDiffusionConfig(
+        model={model!r}, dtype="float32", executor="mp", geometry=VideoGeometry(64, 96)
+    )
+    made = create_executor(config)
+    made.start()
+    made.shutdown()
+    print("torch" in sys.modules)
+"""
+
+
+def orphan_config():
+    return tiny_config("mp", parallel=TWO_RANKS)
+
+
+@pytest.mark.parametrize("ending", ["time.sleep(600)", "sys.exit(3)", "raise SystemError"])
+def test_no_worker_outlives_its_parent(ending, tmp_path):
+    """Killed, leaving, or leaving by an error, without a shutdown in any case."""
+    script = tmp_path / "parent.py"
+    script.write_text(ORPHANS.format(ending=ending))
+    root = Path(__file__).resolve().parents[3]
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
+    ) as parent:  # fmt: skip
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        if "sleep" in ending:
+            parent.kill()
+        parent.wait(30)
+    gone, alive = psutil.wait_procs(
+        [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20
+    )
+    assert not alive, gone
+
+
+def test_the_parent_loads_no_torch(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT.format(model=tiny_config("mp").model))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_chunk_limit():
+    limit = ChunkLimit(None, cold_s=300.0)
+    assert limit.seconds == 300.0
+    limit.observe(2.0)
+    assert limit.seconds == 60.0
+    limit.observe(9.0)
+    limit.observe(1.0)
+    assert limit.seconds == 90.0
+    assert ChunkLimit(5.0, cold_s=300.0).seconds == 5.0

@@ -1,0 +1,66 @@
+"""Workers that fail on demand: a session's id says how, in which chunk and on which rank.
+
+``oom:1:0`` runs out of memory in chunk 1 on rank 0; ``bug``, ``hang`` and ``die`` raise, sleep
+and kill the process. Sessions with other ids run as always.
+"""
+
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+
+import pytest
+
+from vllm_omni.diffusion.worker import process
+from vllm_omni.diffusion.worker.commands import Refused, WorkerTask
+from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
+from vllm_omni.errors import CheckpointError
+
+HANG_S = 600.0
+
+
+def faulty_main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
+    """A worker process with the faults built in."""
+    install_faults(pytest.MonkeyPatch())
+    process.main(task, pipe, pixels)
+
+
+def telling_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
+    """Refuse to start, and tell what the process found when it began."""
+    found = f"torch loaded: {'torch' in sys.modules}, marker: {os.environ.get('FAULTS_MARKER')}"
+    pipe.send(Refused(CheckpointError(f"rank {task.rank}: {found}")))
+
+
+def install_faults(patch: pytest.MonkeyPatch) -> None:
+    """Let chunks fail after their probes, when the window already holds noisy keys."""
+    from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
+
+    original = LingBotWorldCausalDMDPipeline.denoise_chunk
+
+    def denoise_chunk(self, session, plan):
+        output = original(self, session, plan)
+        _fail_if_asked(plan.session_id, plan.chunk_index)
+        return output
+
+    patch.setattr(LingBotWorldCausalDMDPipeline, "denoise_chunk", denoise_chunk)
+
+
+def _fail_if_asked(session_id: str, chunk_index: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if session_id.count(":") != 2:
+        return
+    fault, chunk, rank = session_id.split(":")
+    here = dist.get_rank() if dist.is_initialized() else 0
+    if (int(chunk), int(rank)) != (chunk_index, here):
+        return
+    if fault == "oom":
+        raise torch.OutOfMemoryError("injected")
+    if fault == "bug":
+        raise RuntimeError("injected")
+    if fault == "hang":
+        time.sleep(HANG_S)
+    if fault == "die":
+        os.kill(os.getpid(), signal.SIGKILL)

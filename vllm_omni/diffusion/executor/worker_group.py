@@ -1,0 +1,218 @@
+"""The worker processes of one generation: started together, watched together, ended together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+
+from vllm_omni import envs
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.worker.commands import Command, Lost, Reply, Stop, WorkerTask
+from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
+from vllm_omni.errors import WorkerFailedError
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
+
+WorkerMain = Callable[[WorkerTask, Connection, SharedBytes], None]
+"""What a worker process runs."""
+
+_PRELOADED = (
+    "vllm_omni.diffusion.worker.process",
+    "vllm_omni.diffusion.worker.worker",
+    "vllm_omni.diffusion.models.lingbot_world.load",
+)
+_BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_OBITUARY_S = 0.5
+"""How long the others may take to end after the first one has: their end is told too."""
+_STOP_S = 10.0
+"""How long a worker may take to end after it was told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    rank: int
+    process: BaseProcess
+    pipe: Connection
+
+
+class WorkerGroup:
+    """One process per rank, each with a pipe of its own, and the memory that the root fills.
+
+    Nothing of an earlier generation is used again: pipes, shared memory and meeting place are
+    new, so a killed process can have left nothing behind that matters. Waiting sleeps in the
+    kernel until a worker speaks or ends.
+    """
+
+    def __init__(self, config: OmniDiffusionConfig, worker_main: WorkerMain) -> None:
+        self.world_size = config.parallel.world_size
+        self.pixels = SharedBytes.create()
+        self._config = config
+        self._rendezvous = (
+            tempfile.mkdtemp(prefix="vllm-omni-ranks-") if self.world_size > 1 else None
+        )
+        self._reasons: dict[int, str] = {}
+        self._workers = self._launch(worker_main)
+        # Before the interpreter would wait for its children, which ignore its signals.
+        self._at_exit = weakref.finalize(self, _kill_all, self._workers)
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the running processes, by rank."""
+        pids = (worker.process.pid for worker in self._workers)
+        return tuple(pid for pid in pids if pid is not None)
+
+    def send(self, command: Command) -> None:
+        """Give every rank a command.
+
+        Raises:
+            WorkerFailedError: if a rank has ended.
+        """
+        for worker in self._workers:
+            try:
+                worker.pipe.send(command)
+            except OSError:
+                raise self._loss() from None
+
+    def receive(self, rank: int, *, deadline_s: float, doing: str) -> Reply:
+        """Wait for one rank's next reply, with an eye on all ranks.
+
+        Args:
+            deadline_s: of ``time.monotonic()``.
+            doing: what the worker was asked for, for the error.
+
+        Raises:
+            WorkerFailedError: if a rank has ended or the deadline has passed.
+        """
+        pipe = self._workers[rank].pipe
+        watched = [pipe, *(worker.process.sentinel for worker in self._workers)]
+        ready = wait(watched, max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            raise WorkerFailedError(
+                f"rank {rank} of {self.world_size} did not finish {doing} in time; raise "
+                "chunk_timeout_s or stage_init_timeout if the machine is that slow"
+            )
+        if pipe not in ready:
+            raise self._loss()
+        try:
+            reply = pipe.recv()
+        except (EOFError, OSError):
+            raise self._loss() from None
+        if isinstance(reply, Lost):
+            self._reasons[rank] = reply.reason
+            raise self._loss()
+        return reply
+
+    def stop(self) -> None:
+        """Let every rank end by itself, then :meth:`kill` what is left."""
+        for worker in self._workers:
+            try:
+                worker.pipe.send(Stop())
+            except OSError:
+                logger.warning("rank %d had ended before it was told to", worker.rank)
+        deadline_s = time.monotonic() + _STOP_S
+        for worker in self._workers:
+            worker.process.join(max(0.0, deadline_s - time.monotonic()))
+        self.kill()
+
+    def kill(self) -> None:
+        """End every rank at once and give back what the group held."""
+        self._at_exit.detach()
+        _kill_all(self._workers)
+        for worker in self._workers:
+            worker.process.close()
+            worker.pipe.close()
+        self._workers = ()
+        self.pixels.close()
+        if self._rendezvous is not None:
+            shutil.rmtree(self._rendezvous, ignore_errors=True)
+
+    def _launch(self, worker_main: WorkerMain) -> tuple[_Worker, ...]:
+        context = _start_context(self._config)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+        try:
+            with envs.exported(self._config.env):
+                return tuple(
+                    self._launch_rank(context, worker_main, rank) for rank in range(self.world_size)
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _launch_rank(self, context: BaseContext, worker_main: WorkerMain, rank: int) -> _Worker:
+        ours, theirs = context.Pipe(duplex=True)
+        task = WorkerTask(self._config, rank, self._rendezvous, logger.getEffectiveLevel())
+        process = context.Process(
+            target=worker_main,
+            args=(task, theirs, self.pixels),
+            name=f"vllm-omni-worker-{rank}",
+        )
+        process.start()
+        theirs.close()
+        return _Worker(rank, process, ours)
+
+    def _loss(self) -> WorkerFailedError:
+        """Say how every rank fared that has ended or is about to."""
+        deadline_s = time.monotonic() + _OBITUARY_S
+        alive = {worker.process.sentinel for worker in self._workers}
+        while alive and (left_s := deadline_s - time.monotonic()) > 0:
+            alive -= set(wait(list(alive), left_s))
+        fates = [fate for worker in self._workers if (fate := self._fate(worker)) is not None]
+        return WorkerFailedError(
+            f"the worker group of {self.world_size} is lost: {'; '.join(fates) or 'a pipe broke'}"
+        )
+
+    def _fate(self, worker: _Worker) -> str | None:
+        reason = self._reasons.get(worker.rank) or _last_words(worker.pipe)
+        code = worker.process.exitcode
+        if code is None:
+            return None if reason is None else f"rank {worker.rank} raised {reason}"
+        ended = f"rank {worker.rank} ended with exit code {code}{_signal_name(code)}"
+        return ended if reason is None else f"{ended} after {reason}"
+
+
+def _kill_all(workers: tuple[_Worker, ...]) -> None:
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.process.join()
+
+
+def _last_words(pipe: Connection) -> str | None:
+    """Why a worker ended, if it said so and nobody has read it."""
+    try:
+        while pipe.poll(0):
+            reply = pipe.recv()
+            if isinstance(reply, Lost):
+                return reply.reason
+    except (EOFError, OSError):
+        pass
+    return None
+
+
+def _signal_name(exit_code: int) -> str:
+    if exit_code >= 0:
+        return ""
+    return f" ({signal.Signals(-exit_code).name})"
+
+
+def _start_context(config: OmniDiffusionConfig) -> BaseContext:
+    """A fork server that has loaded torch and the model's code, or fresh interpreters.
+
+    Forks are quick, above all after a failure. They are of no use where the deployment sets
+    environment variables that torch reads when it is loaded, and a process that has loaded the
+    NPU's library must not fork.
+    """
+    if config.env or config.device == "npu":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    return context
