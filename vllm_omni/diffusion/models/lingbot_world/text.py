@@ -4,7 +4,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, UMT5EncoderModel
 from transformers.utils import logging as transformers_logging
@@ -66,7 +66,10 @@ class TextEncoder:
             self._cache.popitem(last=False)
         return embedded
 
-    def _encode(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
+    def tokenize(
+        self, prompt: str
+    ) -> tuple[Int64[Tensor, "1 text_tokens"], Int64[Tensor, "1 text_tokens"]]:
+        """Token ids and mask of one prompt, padded on the right or cut with a notice in the log."""
         rows = self.tokenizer(
             [prompt],
             padding="max_length",
@@ -79,7 +82,9 @@ class TextEncoder:
         )
         if len(rows["input_ids"]) > 1:
             logger.warning("a prompt was cut to %d tokens", TEXT_TOKENS)
-        device = self.encoder.device
-        ids, mask = rows["input_ids"][:1].to(device), rows["attention_mask"][:1].to(device)
+        return rows["input_ids"][:1], rows["attention_mask"][:1]
+
+    def _encode(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
+        ids, mask = (part.to(self.encoder.device) for part in self.tokenize(prompt))
         hidden = self.encoder(ids, attention_mask=mask).last_hidden_state[0]
         return hidden * mask[0].unsqueeze(-1).to(hidden.dtype)
