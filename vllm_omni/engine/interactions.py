@@ -117,9 +117,10 @@ class InteractionBox:
 
     @property
     def prompt(self) -> str:
-        """The prompt that the world follows or moves towards."""
+        """The prompt that the world follows, moves towards, or will at the next boundary."""
         with self._lock:
-            return self._prompt
+            waiting = (item.interaction.prompt for item in reversed(self._pending))
+            return next((prompt for prompt in waiting if prompt is not None), self._prompt)
 
     def submit(self, interaction: Interaction, now_s: float) -> None:
         """Queue an event for the next chunk boundary.

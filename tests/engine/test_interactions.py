@@ -1,0 +1,171 @@
+"""Folding of client events at chunk boundaries."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_omni.engine.camera_pose import CameraTarget, CameraVelocity
+from vllm_omni.engine.interactions import (
+    MAX_PENDING,
+    ChunkReceipt,
+    Interaction,
+    InteractionBox,
+)
+from vllm_omni.errors import EventConflictError, InteractionError
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+IDENTITY = (0.0, 0.0, 0.0, 1.0)
+FORWARD = CameraVelocity((0.0, 0.0, 0.05), IDENTITY)
+STILL = CameraVelocity((0.0, 0.0, 0.0), IDENTITY)
+
+
+def make_box(*, live: bool = True, opened_s: float = 0.0) -> InteractionBox:
+    return InteractionBox("start", live_camera=live, opened_s=opened_s)
+
+
+def travelled(poses: np.ndarray) -> list[float]:
+    return [round(float(pose[2, 3]), 6) for pose in poses]
+
+
+@pytest.mark.parametrize(
+    ("at_s", "frame"), [(0.0, 0), (0.2, 0), (0.91, 1), (1.81, 2), (2.5, 2), (2.7, 2)]
+)
+def test_an_event_is_placed_by_its_fraction_of_the_real_interval(at_s: float, frame: int):
+    """A chunk of 2.7 s: arrival times map to thirds of it, not to pixel frames of it."""
+    box = make_box()
+    box.submit(Interaction("e", camera=FORWARD), at_s)
+    folded = box.fold(30, 2.7)
+    moved = [0.05 * max(0, index - frame + 1) for index in range(3)]
+    assert travelled(folded.poses) == [round(step, 6) for step in moved]
+    assert folded.receipt.applied == {"e": 30 + frame}
+
+
+def test_a_tap_moves_at_least_one_frame_and_its_release_stops():
+    box = make_box()
+    box.submit(Interaction("down", camera=FORWARD), 0.1)
+    box.submit(Interaction("up", camera=STILL), 0.5)
+    folded = box.fold(0, 1.0)
+    assert travelled(folded.poses) == [0.05, 0.05, 0.05]
+    assert folded.receipt == ChunkReceipt(("down", "up"), ("up",), ("down",), {"down": 0, "up": 1})
+
+
+def test_a_held_key_goes_on_until_replaced():
+    box = make_box()
+    box.submit(Interaction("w", camera=FORWARD), 0.0)
+    first = box.fold(0, 1.0)
+    second = box.fold(3, 2.0)
+    assert travelled(second.poses) == [0.2, 0.25, 0.3]
+    assert (first.receipt.active, second.receipt.active) == (("w",), ("w",))
+    assert second.receipt.started == ()
+
+
+def test_a_prompt_blends_linearly_over_its_chunks():
+    """Weights 1/3, 1/2, 1 applied one after the other are a linear blend."""
+    box = make_box()
+    box.submit(Interaction("p", prompt="night"), 0.0)
+    steps = [box.fold(3 * index, float(index + 1)) for index in range(4)]
+    weights = [step.prompt.weight for step in steps[:3]]
+    assert weights == [1 / 3, 1 / 2, 1.0]
+    mixed, path = 0.0, []
+    for weight in weights:
+        mixed += weight * (1.0 - mixed)
+        path.append(mixed)
+    assert path == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert steps[3].prompt is None
+    assert [step.receipt.completed for step in steps] == [(), (), ("p",), ()]
+    assert box.prompt == "night"
+
+
+def test_zero_transition_chunks_switch_at_once():
+    box = make_box()
+    box.submit(Interaction("p", prompt="night", transition_chunks=0), 0.0)
+    folded = box.fold(0, 1.0)
+    assert folded.prompt.weight == 1.0
+    assert folded.receipt.completed == ("p",)
+
+
+def test_the_last_of_two_prompts_wins_and_both_get_a_receipt():
+    box = make_box()
+    box.submit(Interaction("a", prompt="rain"), 0.1)
+    box.submit(Interaction("b", prompt="snow", transition_chunks=1), 0.2)
+    folded = box.fold(0, 1.0)
+    assert folded.prompt.prompt == "snow"
+    assert folded.receipt.started == ("a", "b")
+    assert set(folded.receipt.completed) == {"a", "b"}
+
+
+def test_a_composite_event_is_complete_when_both_parts_are():
+    box = make_box()
+    target = CameraTarget((0.0, 0.0, 0.3), IDENTITY)
+    box.submit(Interaction("c", prompt="night", camera=target, transition_chunks=2), 0.0)
+    receipts = [box.fold(3 * index, float(index + 1)).receipt for index in range(2)]
+    assert receipts[0].active == ("c",)
+    assert receipts[0].completed == ()
+    assert receipts[1].completed == ("c",)
+
+
+def test_a_repeated_id_is_refused_and_leaves_no_trace():
+    box = make_box()
+    box.submit(Interaction("e", camera=FORWARD), 0.1)
+    with pytest.raises(EventConflictError, match="'e'"):
+        box.submit(Interaction("e", camera=STILL), 0.2)
+    assert travelled(box.fold(0, 1.0).poses) == [0.05, 0.1, 0.15]
+
+
+def test_camera_events_need_a_live_camera():
+    box = make_box(live=False)
+    with pytest.raises(InteractionError, match="action_path"):
+        box.submit(Interaction("e", camera=FORWARD), 0.0)
+    box.submit(Interaction("e", prompt="night"), 0.0)
+    folded = box.fold(0, 1.0)
+    assert folded.poses is None
+    assert folded.prompt is not None
+
+
+def test_a_release_is_never_lost_in_a_full_queue():
+    box = make_box()
+    for index in range(10_000):
+        motion = FORWARD if index % 2 == 0 else STILL
+        box.submit(Interaction(f"e{index}", camera=motion), index / 10_000)
+    folded = box.fold(0, 1.0)
+    assert len(folded.receipt.applied) == MAX_PENDING
+    assert folded.receipt.active == ("e9999",)
+    assert travelled(box.fold(3, 2.0).poses)[0] == travelled(folded.poses)[2]
+    ended = {*folded.receipt.completed, *folded.receipt.active}
+    assert ended == {f"e{index}" for index in range(10_000)}
+
+
+def test_a_full_queue_refuses_what_would_displace_another_modality():
+    box = make_box()
+    for index in range(MAX_PENDING):
+        box.submit(Interaction(f"p{index}", prompt="x"), 0.0)
+    with pytest.raises(InteractionError, match=str(MAX_PENDING)):
+        box.submit(Interaction("c", camera=FORWARD), 0.0)
+
+
+def test_restart_forgets_motion_and_keeps_what_waits():
+    box = make_box()
+    box.submit(Interaction("w", camera=FORWARD), 0.0)
+    box.fold(0, 1.0)
+    box.submit(Interaction("l", camera=STILL), 1.2)
+    box.restart("start")
+    folded = box.fold(0, 2.0)
+    assert travelled(folded.poses) == [0.0, 0.0, 0.0]
+    assert folded.receipt.completed == ("w",)
+    assert folded.receipt.started == ("l",)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.0, 1.0), max_size=20), st.integers(1, 4))
+def test_every_event_starts_once_and_ends_at_most_once(times: list[float], chunks: int):
+    box = make_box()
+    for index, at_s in enumerate(sorted(times)):
+        box.submit(Interaction(f"e{index}", camera=FORWARD if index % 2 else STILL), at_s)
+    receipts = [box.fold(3 * index, float(index + 1)).receipt for index in range(chunks)]
+    started = [event for receipt in receipts for event in receipt.started]
+    completed = [event for receipt in receipts for event in receipt.completed]
+    assert started == [f"e{index}" for index in range(len(times))]
+    assert len(completed) == len(set(completed)) == max(len(times) - 1, 0)
+    assert receipts[-1].active == tuple(started[-1:])
