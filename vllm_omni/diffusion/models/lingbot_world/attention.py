@@ -1,5 +1,8 @@
 """Self-attention over the KV window and cross-attention to the prompt."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +30,68 @@ from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import LayerPages, 
 
 
 @dataclass(frozen=True, slots=True)
+class TextKV:
+    """Keys and values of the prompt in one layer, for the heads of this rank."""
+
+    key: Float[Tensor, "text_tokens heads head_dim"]
+    value: Float[Tensor, "text_tokens heads head_dim"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWindow:
+    """The KV window of one layer during one chunk: pages and the chunk's place in them."""
+
+    pages: LayerPages
+    plan: WindowPlan
+    rotary: RotaryTables
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWindow:
+    """The KV window during one chunk: all layers' pages and the chunk's place in them."""
+
+    layers: tuple[LayerPages, ...]
+    plan: WindowPlan
+    rotary: RotaryTables
+
+    def by_layer(self) -> Iterator[LayerWindow]:
+        """The window of each layer in turn."""
+        for pages in self.layers:
+            yield LayerWindow(pages, self.plan, self.rotary)
+
+
+def attend_window(
+    query: Float[Tensor, "local_tokens heads head_dim"],
+    key: Float[Tensor, "local_tokens heads head_dim"],
+    value: Float[Tensor, "local_tokens heads head_dim"],
+    window: LayerWindow,
+    parts: LayerParts,
+) -> Float[Tensor, "local_tokens heads head_dim"]:
+    """Exchange tokens for heads, store keys and values, attend, exchange back.
+
+    Mutates the window's pages.
+    """
+    exchange = parts.exchange
+    query, key, value = exchange.tokens_to_heads(
+        query, key, value, latent_frames=LATENT_FRAMES_PER_CHUNK
+    )
+    attended = ar_diffusion_paged_attention(
+        query,
+        key,
+        value,
+        pages=window.pages,
+        plan=window.plan,
+        backend=parts.backend,
+        scale=parts.scale,
+    )
+    return exchange.heads_to_tokens(attended, latent_frames=LATENT_FRAMES_PER_CHUNK)
+
+
+WindowAttention = Callable[..., Tensor]
+"""Signature of :func:`attend_window`."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerParts:
     """What every layer is built with and shares with the others.
 
@@ -35,6 +100,7 @@ class LayerParts:
         backend: how attention is computed.
         tensor_parallel: ranks that share the weights.
         exchange: exchanges between the ranks that share the tokens.
+        attend: :func:`attend_window`, or a wrapper that a compiler does not look into.
     """
 
     config: LingBotWorldConfig
@@ -43,6 +109,7 @@ class LayerParts:
     backend: AttentionBackend
     tensor_parallel: RankGroup
     exchange: UlyssesExchange
+    attend: WindowAttention = attend_window
 
     @property
     def scale(self) -> float:
@@ -57,67 +124,36 @@ class LayerParts:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TextKV:
-    """Keys and values of the prompt in one layer, for the heads of this rank."""
-
-    key: Float[Tensor, "text_tokens heads head_dim"]
-    value: Float[Tensor, "text_tokens heads head_dim"]
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkWindow:
-    """The KV window during one chunk: all layers' pages and the chunk's place in them."""
-
-    layers: tuple[LayerPages, ...]
-    plan: WindowPlan
-    rotary: RotaryTables
-
-
 class SelfAttention(nn.Module):
     """Attention of a chunk's tokens to each other and to the committed frames."""
 
-    def __init__(self, parts: LayerParts, layer: int) -> None:
+    def __init__(self, parts: LayerParts) -> None:
         super().__init__()
         config, group = parts.config, parts.tensor_parallel
         self.parts = parts
-        self.layer = layer
         self.qkv = QKVParallelLinear(config.dim, parts.dtype, parts.linear, group=group)
         self.o = RowParallelLinear(config.dim, config.dim, parts.dtype, parts.linear, group=group)
         self.norm_q = parts.qk_norm()
         self.norm_k = parts.qk_norm()
 
     def forward(
-        self, x: Float[Tensor, "tokens dim"], window: ChunkWindow
+        self, x: Float[Tensor, "tokens dim"], window: LayerWindow
     ) -> Float[Tensor, "tokens dim"]:
-        """Attend. Mutates the window's pages of this layer."""
+        """Attend. Mutates the window's pages."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         query = apply_rotary(self._heads(self.norm_q(query)), window.rotary)
         key = apply_rotary(self._heads(self.norm_k(key)), window.rotary)
-        exchange = self.parts.exchange
-        query, key, value = exchange.tokens_to_heads(
-            query, key, self._heads(value), latent_frames=LATENT_FRAMES_PER_CHUNK
-        )
-        attended = ar_diffusion_paged_attention(
-            query,
-            key,
-            value,
-            pages=window.layers[self.layer],
-            plan=window.plan,
-            backend=self.parts.backend,
-            scale=self.parts.scale,
-        )
-        local = exchange.heads_to_tokens(attended, latent_frames=LATENT_FRAMES_PER_CHUNK)
+        local = self.parts.attend(query, key, self._heads(value), window, self.parts)
         return self.o(local.flatten(1))
 
-    def write_only(self, x: Float[Tensor, "tokens dim"], window: ChunkWindow) -> None:
-        """Store keys and values without attending. Mutates the window's pages of this layer."""
+    def write_only(self, x: Float[Tensor, "tokens dim"], window: LayerWindow) -> None:
+        """Store keys and values without attending. Mutates the window's pages."""
         key, value = self.qkv.forward_kv(x).chunk(2, dim=-1)
         key = apply_rotary(self._heads(self.norm_k(key)), window.rotary)
         key, value = self.parts.exchange.tokens_to_heads(
             key, self._heads(value), latent_frames=LATENT_FRAMES_PER_CHUNK
         )
-        write_window(key, value, window.layers[self.layer], window.plan)
+        write_window(key, value, window.pages, window.plan)
 
     def _heads(
         self, x: Float[Tensor, "tokens local_dim"]

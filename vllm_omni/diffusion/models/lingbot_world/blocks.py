@@ -18,9 +18,9 @@ from vllm_omni.diffusion.layers.linear import (
 )
 from vllm_omni.diffusion.layers.norm import AffineLayerNorm, layer_norm
 from vllm_omni.diffusion.models.lingbot_world.attention import (
-    ChunkWindow,
     CrossAttention,
     LayerParts,
+    LayerWindow,
     SelfAttention,
     TextKV,
 )
@@ -73,13 +73,13 @@ def add_gated(
 class LingBotWorldBlock(nn.Module):
     """Self-attention, camera modulation, cross-attention, feed-forward."""
 
-    def __init__(self, parts: LayerParts, layer: int) -> None:
+    def __init__(self, parts: LayerParts) -> None:
         super().__init__()
         config, dtype, group = parts.config, parts.dtype, parts.tensor_parallel
         dim, linear = config.dim, parts.linear
         self.eps = config.eps
         self.modulation = nn.Parameter(torch.empty(1, _MODULATION_PARTS, dim, dtype=dtype))
-        self.self_attn = SelfAttention(parts, layer)
+        self.self_attn = SelfAttention(parts)
         self.cross_attn = CrossAttention(parts)
         self.norm3 = AffineLayerNorm(dim, config.eps, dtype)
         self.ffn = nn.Sequential(
@@ -104,9 +104,9 @@ class LingBotWorldBlock(nn.Module):
         camera: CameraModulation,
         *,
         text: TextKV,
-        window: ChunkWindow,
+        window: LayerWindow,
     ) -> Float[Tensor, "tokens dim"]:
-        """Run the block. Mutates the window's pages of this layer."""
+        """Run the block. Mutates the window's pages."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self._modulation(time)
         x = add_gated(x, self.self_attn(modulate(x, scale1, shift1, self.eps), window), gate1)
         x = (1 + camera.scale) * x + camera.shift
@@ -114,7 +114,7 @@ class LingBotWorldBlock(nn.Module):
         return add_gated(x, self.ffn(modulate(x, scale2, shift2, self.eps)), gate2)
 
     def write_only(
-        self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding, window: ChunkWindow
+        self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding, window: LayerWindow
     ) -> None:
         """Store this layer's keys and values; the end of a commit. Mutates the pages."""
         shift, scale = self._modulation(time)[:2]

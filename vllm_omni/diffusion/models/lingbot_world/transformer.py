@@ -1,5 +1,6 @@
 """The causal world transformer: embed, blocks over the KV window, head."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,12 @@ from vllm_omni.diffusion.layers.embeddings import (
 from vllm_omni.diffusion.layers.linear import ReplicatedLinear
 from vllm_omni.diffusion.layers.rope import RotaryEmbeddingWan, RotaryTables
 from vllm_omni.diffusion.layers.weights import WeightTarget, weight_targets
-from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow, LayerParts, TextKV
+from vllm_omni.diffusion.models.lingbot_world.attention import (
+    ChunkWindow,
+    LayerParts,
+    LayerWindow,
+    TextKV,
+)
 from vllm_omni.diffusion.models.lingbot_world.blocks import (
     CameraModulation,
     Head,
@@ -24,6 +30,15 @@ from vllm_omni.diffusion.models.lingbot_world.blocks import (
     TimeEmbedding,
 )
 from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContext:
+    """What one layer needs during one chunk."""
+
+    camera: CameraModulation
+    text: TextKV
+    window: LayerWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,12 @@ class ChunkContext:
     camera: tuple[CameraModulation, ...]
     text: tuple[TextKV, ...]
     window: ChunkWindow
+
+    def layers(self) -> Iterator[LayerContext]:
+        """The context of each layer in turn."""
+        windows = self.window.by_layer()
+        for camera, text, window in zip(self.camera, self.text, windows, strict=True):
+            yield LayerContext(camera, text, window)
 
 
 class CausalLingBotWorldTransformer3DModel(nn.Module):
@@ -71,9 +92,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         self.time_projection = nn.Sequential(
             nn.SiLU(), ReplicatedLinear(dim, 6 * dim, dtype, linear)
         )
-        self.blocks = nn.ModuleList(
-            LingBotWorldBlock(parts, layer) for layer in range(config.num_layers)
-        )
+        self.blocks = nn.ModuleList(LingBotWorldBlock(parts) for _ in range(config.num_layers))
         self.head = Head(parts, config.out_channels * PATCH * PATCH)
 
     def checkpoint_targets(self) -> dict[str, WeightTarget]:
@@ -136,8 +155,8 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         """
         frames, height, width = latents.shape[1:]
         x = self._embed(latents)
-        for block, camera, text in zip(self.blocks, context.camera, context.text, strict=True):
-            x = block(x, time, camera, text=text, window=context.window)
+        for block, layer in zip(self.blocks, context.layers(), strict=True):
+            x = block(x, time, layer.camera, text=layer.text, window=layer.window)
         tokens = self.head(x, time).unflatten(0, (frames, -1))
         return unpatchify(self.exchange.gather_tokens(tokens), height // PATCH, width // PATCH)
 
@@ -149,10 +168,11 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
     ) -> None:
         """The same forward for its keys and values alone: the last layer stops there."""
         x = self._embed(latents)
-        *layers, last = self.blocks
-        for block, camera, text in zip(layers, context.camera, context.text, strict=False):
-            x = block(x, time, camera, text=text, window=context.window)
-        last.write_only(x, time, context.window)
+        *blocks, last_block = self.blocks
+        *layers, last = context.layers()
+        for block, layer in zip(blocks, layers, strict=True):
+            x = block(x, time, layer.camera, text=layer.text, window=layer.window)
+        last_block.write_only(x, time, last.window)
 
     def _embed(
         self, latents: Float[Tensor, "channels latent_frames height width"]
