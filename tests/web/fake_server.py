@@ -46,6 +46,7 @@ class Script:
     chunk_s: float = 0.2
     paced: bool = True
     refuse_camera_times: int = 0
+    new_stream_on_reset: bool = False
 
 
 @dataclass
@@ -190,7 +191,9 @@ class FakeServer:
         while not world.stopped:
             if world.reset_asked:
                 world.reset_asked, world.chunk_index = False, 0
-                encoder = _encoder(world)
+                world.pending.clear()
+                if self.script.new_stream_on_reset:
+                    encoder = _encoder(world)
                 await _send(world.websocket, protocol.SessionResetDone(request_id="fake"))
             await asyncio.sleep(self._lead_s(world))
             started, completed = _fold(world)

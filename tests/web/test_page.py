@@ -183,7 +183,9 @@ def test_stop_and_start_again(visit):
     assert visit.page.inner_text("#status") == "Running"
 
 
-def test_reset_restarts_the_world_and_the_recording(visit):
+@pytest.mark.parametrize("new_stream", [False, True])
+def test_reset_restarts_the_world_and_the_recording(visit, new_stream):
+    visit.server.script.new_stream_on_reset = new_stream
     visit.start()
     visit.wait("document.getElementById('video').currentTime > 1")
     visit.page.fill("#seed", "7")
@@ -203,6 +205,18 @@ def test_reset_restarts_the_world_and_the_recording(visit):
     # The file is the second world alone: 9 + 12k pixel frames, counted from zero.
     assert len(frames) % 12 == 9
     assert frames == list(range(len(frames)))
+
+
+def test_key_held_over_a_reset_moves_the_new_world(visit):
+    visit.start()
+    visit.page.keyboard.down("KeyW")
+    visit.wait_for_text("#log", "camera-1 started")
+    visit.page.click("#reset")
+    visit.wait_for_text("#log", "The world starts over")
+    visit.wait_for_text("#log", "camera-2 started")
+    assert cameras(visit.server) == [FORWARD, FORWARD]
+    visit.page.keyboard.up("KeyW")
+    visit.wait_until(lambda: cameras(visit.server)[-1] == REST)
 
 
 def test_reset_to_another_picture_sends_it(visit):
@@ -236,9 +250,12 @@ def test_dropped_file_that_is_no_picture_shows_the_servers_words(visit):
         }"""
     )
     assert visit.page.inner_text("#own-name") == "notes.txt"
+    visit.wait_for_text("#notice", "cannot show notes.txt")
     visit.page.click("#start")
     visit.wait_for_text("#alert p", "cannot be decoded as a picture")
     visit.wait_for_text("#status", "Not running")
+    assert visit.page.inner_text("#log").count("cannot be decoded") == 1
+    assert visit.page.inner_text("#reconnect") == "Try again"
     visit.screenshot("web-refused")
     visit.page.check('[value="road"]', force=True)
     visit.page.click("#reconnect")

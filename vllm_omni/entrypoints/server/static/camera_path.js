@@ -13,8 +13,9 @@ export class CameraPath {
     this.restart();
   }
 
-  /** Forget the path: a new world starts at the origin. Velocities that were sent stay known. */
+  /** Forget the path: a new world starts at rest. Velocities on their way stay known. */
   restart() {
+    this.#velocity = STILL;
     this.pose = new Pose();
     this.points = [[0, 0]];
   }
@@ -22,7 +23,6 @@ export class CameraPath {
   /** Forget everything: a new session has no events. */
   clear() {
     this.#sent.clear();
-    this.#velocity = STILL;
     this.restart();
   }
 

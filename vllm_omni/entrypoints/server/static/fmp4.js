@@ -50,6 +50,36 @@ export function firstSample(bytes) {
   return bytes.slice(data.start + 8, data.start + 8 + size);
 }
 
+/** Ticks at which the first fragment starts. */
+export function decodeTime(bytes) {
+  const [at] = decodeTimes(bytes);
+  return at ? at.read() : 0n;
+}
+
+/** A copy whose fragments start so many ticks earlier. */
+export function earlier(bytes, ticks) {
+  const copy = bytes.slice(0);
+  for (const at of decodeTimes(copy)) at.write(at.read() - ticks);
+  return copy;
+}
+
+/** Accessors of the decode times of all fragments. */
+function decodeTimes(bytes) {
+  const view = new DataView(bytes);
+  const fragments = boxes(bytes).filter(({ type }) => type === "moof");
+  const inside = (box) => boxes(bytes, box.start + 8, box.end);
+  const tracks = fragments.flatMap(inside).filter(({ type }) => type === "traf");
+  const times = tracks.flatMap(inside).filter(({ type }) => type === "tfdt");
+  return times.map(({ start }) => {
+    const long = view.getUint8(start + 8) === 1;
+    return {
+      read: () => (long ? view.getBigUint64(start + 12) : BigInt(view.getUint32(start + 12))),
+      write: (ticks) =>
+        long ? view.setBigUint64(start + 12, ticks) : view.setUint32(start + 12, Number(ticks)),
+    };
+  });
+}
+
 function firstSampleSize(bytes, moof) {
   const track = boxes(bytes, moof.start + 8, moof.end).find((box) => box.type === "traf");
   const inner = track ? boxes(bytes, track.start + 8, track.end) : [];

@@ -72,6 +72,7 @@ class App {
     addEventListener("keydown", ({ key }) => {
       if (key === "Escape") dom.stage.focus();
     });
+    dom.poster.addEventListener("error", () => this.#posterFailed());
     dom.stage.addEventListener("pointerdown", () => dom.stage.focus());
     new ResizeObserver(() => this.#draw()).observe(dom.path);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#draw());
@@ -84,6 +85,7 @@ class App {
     view.showState("connecting");
     const fields = await this.#setup.startFields().catch((error) => error);
     if (fields instanceof Error) {
+      view.log(fields.message, { bad: true });
       this.#failed(fields.message);
       return;
     }
@@ -177,13 +179,14 @@ class App {
   }
 
   #interaction(id, status, words) {
+    const isPrompt = id === this.#promptId;
     if (status === "refused") {
       this.#steering.refused(id);
       this.#refused(words);
-    } else {
+    } else if (isPrompt || status === "started") {
       view.log(`${id} ${status}.`);
     }
-    if (id === this.#promptId) view.showPromptStep(status);
+    if (isPrompt) view.showPromptStep(status);
   }
 
   #changePrompt() {
@@ -202,7 +205,7 @@ class App {
 
   #wasReset() {
     view.log("The world starts over.");
-    this.#path.restart();
+    this.#steering.restart();
     this.#recorder.restart();
     this.#player.restart();
     this.#draw();
@@ -217,23 +220,24 @@ class App {
     this.#session = null;
     this.#queue = null;
     this.#player.stop();
-    view.log(message, { bad: kind !== "done" });
+    // A refusal was logged when it came.
+    if (kind !== "failed") view.log(message, { bad: kind === "lost" });
     if (kind === "failed") this.#failed(message);
     if (kind === "lost") this.#lost(message);
   }
 
   #failed(message) {
     view.showState("failed");
-    view.showAlert(message, { reconnect: true });
+    view.showAlert(message, { again: "Try again" });
   }
 
   #lost(message) {
     view.showState("failed", "No connection");
     this.#watch.start({
       waiting: (seconds) =>
-        view.showAlert(`${message} Looking for it again in ${seconds} s.`, { reconnect: true }),
+        view.showAlert(`${message} Looking for it again in ${seconds} s.`, { again: "Reconnect" }),
       back: () => this.#back(),
-      gaveUp: () => view.showAlert(`${message} It did not come back.`, { reconnect: true }),
+      gaveUp: () => view.showAlert(`${message} It did not come back.`, { again: "Reconnect" }),
     });
   }
 
@@ -254,7 +258,16 @@ class App {
   }
 
   #showPoster() {
-    if (this.#setup) dom.poster.src = this.#setup.picture.previewUrl;
+    if (!this.#setup) return;
+    dom.poster.src = this.#setup.picture.previewUrl;
+    if (!this.#session) view.showNotice("");
+  }
+
+  #posterFailed() {
+    if (!dom.poster.hasAttribute("src")) return;
+    dom.poster.removeAttribute("src");
+    const name = this.#setup.picture.fileName ?? "this scene";
+    view.showNotice(`This browser cannot show ${name}. Start asks the server.`);
   }
 
   #refresh() {

@@ -1,12 +1,13 @@
 // Keeps the bytes of the current world so that they can be saved as one MP4.
 
-import { initSegment } from "./fmp4.js";
+import { decodeTime, earlier, initSegment } from "./fmp4.js";
 
 const LIMIT_BYTES = 2 ** 30;
 
 export class Recorder {
   #parts = [];
   #init = null;
+  #startTicks = null;
   bytes = 0;
   full = false;
 
@@ -19,6 +20,7 @@ export class Recorder {
   /** Start a new file: the world was reset. */
   restart() {
     this.#parts = [];
+    this.#startTicks = null;
     this.bytes = 0;
     this.full = false;
   }
@@ -32,9 +34,11 @@ export class Recorder {
     } else if (!this.#parts.length && this.#init) {
       this.#parts.push(new Blob([this.#init]));
     }
+    // After a reset the stream's clock goes on; the saved file starts at zero.
+    this.#startTicks ??= decodeTime(buffer);
     if (this.bytes + buffer.byteLength > LIMIT_BYTES) this.full = true;
     if (this.full) return false;
-    this.#parts.push(new Blob([buffer]));
+    this.#parts.push(new Blob([earlier(buffer, this.#startTicks)]));
     this.bytes += buffer.byteLength;
     return true;
   }

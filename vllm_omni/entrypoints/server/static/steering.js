@@ -26,6 +26,13 @@ export class Steering {
     this.update();
   }
 
+  /** The world started over, at rest: what is held counts from now on. */
+  restart() {
+    this.#path.restart();
+    this.#sent = null;
+    this.update();
+  }
+
   /** Send the velocity of what is held now, if it is not what was sent last. */
   update() {
     const velocity = velocityOf(this.#controls.axes, this.#path.pose.pitch);

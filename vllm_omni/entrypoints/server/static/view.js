@@ -61,11 +61,12 @@ export function showNotice(text) {
   dom.notice.textContent = text;
 }
 
-/** Say in words what went wrong; the button offers another try. */
-export function showAlert(text, { reconnect = false } = {}) {
+/** Say in words what went wrong; `again` names a button for another try. */
+export function showAlert(text, { again = null } = {}) {
   dom.alert.hidden = false;
   dom.alert.firstElementChild.textContent = text;
-  dom.reconnect.hidden = !reconnect;
+  dom.reconnect.hidden = again === null;
+  dom.reconnect.textContent = again ?? "";
 }
 
 export function hideAlert() {
