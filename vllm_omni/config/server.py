@@ -19,6 +19,8 @@ class ServerConfig:
         served_model_names: names that a request's ``model`` may give; the first is announced.
         api_keys: a request must carry one of them as bearer token; empty lets everybody in.
         allowed_origins: origins of web pages besides the server's own; ``"*"`` for all.
+        allowed_media_domains: the only hosts that pictures are fetched from, whatever their
+            address; empty allows every host whose addresses are public.
         web_page: whether the page at ``/`` is served.
         max_pixels: largest ``width * height`` that a request may ask for.
         log_requests: write down each request that arrives.
@@ -31,6 +33,7 @@ class ServerConfig:
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()
+    allowed_media_domains: tuple[str, ...] = ()
     web_page: bool = True
     max_pixels: int = 7680 * 4320
     log_requests: bool = False

@@ -19,6 +19,7 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.access import AccessControl
 from vllm_omni.entrypoints.server.channel import SocketChannel
+from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.operations import operations_router
 from vllm_omni.entrypoints.server.realtime_video import RealtimeVideoSession, Timers
 from vllm_omni.entrypoints.server.state import ServerState
@@ -130,7 +131,7 @@ def run_server(
         Exit status of the process.
     """
     client = EngineClient.create(resolved, model_name=server.served_model_names[0], warm_up=True)
-    state = ServerState(client, server)
+    state = ServerState(client, server, images=ImageSource(server.allowed_media_domains))
     config = uvicorn.Config(
         create_app(state),
         log_level=server.log_level,

@@ -24,8 +24,8 @@ class ImageSource:
     """Fetches pictures for clients.
 
     Attributes:
-        allowed_hosts: host names that may be fetched from although their addresses are not
-            public.
+        allowed_hosts: the only host names that may be fetched from, whatever their addresses;
+            empty allows every host whose addresses are public.
         timeout_s: for the whole fetch.
     """
 
@@ -92,6 +92,10 @@ class ImageSource:
     async def _checked_address(self, target: httpx.URL) -> str:
         if target.scheme not in {"http", "https"} or not target.host:
             raise InvalidRequestError("must be an http(s) URL with a host", field=_FIELD)
+        if self.allowed_hosts and target.host not in self.allowed_hosts:
+            raise InvalidRequestError(
+                "the picture's host is not among those of --allowed-media-domains", field=_FIELD
+            )
         port = target.port or (443 if target.scheme == "https" else 80)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(
@@ -100,7 +104,7 @@ class ImageSource:
         except OSError:
             raise InvalidRequestError("the picture's host is not known", field=_FIELD) from None
         addresses = [entry[4][0] for entry in found]
-        if target.host not in self.allowed_hosts:
+        if not self.allowed_hosts:
             for address in addresses:
                 if not ipaddress.ip_address(address).is_global:
                     raise InvalidRequestError(

@@ -217,7 +217,9 @@ class RealtimeVideoSession:
         )
         prompt = {"prompt": params.prompt, "multi_modal_data": {"image": image}}
         return await self._state.in_thread(
-            lambda: self._state.client.parse(prompt, sampling, unbounded=params.unbounded)
+            lambda: self._state.parse(
+                self._request_id, prompt, sampling, unbounded=params.unbounded
+            )
         )
 
     def _images(self) -> ImageSource:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_FRAMES
+from vllm_omni.diffusion.messages import SessionRequest
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.interactions import MODALITIES
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.protocol import Capabilities
+from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
 
 NATIVE_FPS = 16.0
 MAX_PROMPT_TOKENS = 512
@@ -39,6 +45,35 @@ class ServerState:
     async def in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
         """Run picture decoding or video encoding off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
+
+    def parse(
+        self,
+        request_id: str,
+        prompt: Mapping[str, object],
+        sampling: OmniDiffusionSamplingParams,
+        *,
+        unbounded: bool = False,
+    ) -> SessionRequest:
+        """Validate a request within the limits of this server. Not for an event loop.
+
+        Raises:
+            InvalidRequestError: naming the field, what was got and what is needed.
+        """
+        request = self.client.parse(prompt, sampling, unbounded=unbounded)
+        limit = self.config.max_pixels
+        if request.height * request.width > limit:
+            raise InvalidRequestError(
+                f"{request.width}x{request.height} has {request.width * request.height} pixels, "
+                f"at most {limit} are served (--max-generated-image-size)",
+                field="size",
+            )
+        if self.config.log_requests:
+            logger.info(
+                "request %s: %dx%d, %s chunks, %g fps, seed %d, %s, prompt %.200r",
+                *(request_id, request.width, request.height, request.num_chunks or "endless"),
+                *(request.fps, request.seed, type(request.camera).__name__, request.prompt),
+            )
+        return request
 
     def capabilities(self) -> Capabilities:
         """What this server can do."""
