@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from vllm_omni.diffusion.attention.registry import create_attention_backend
 from vllm_omni.diffusion.data import KVCacheConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
@@ -17,6 +16,10 @@ from vllm_omni.diffusion.models.lingbot_world.config import (
     LingBotWorldConfig,
     read_flow_shift,
     read_json,
+)
+from vllm_omni.diffusion.models.lingbot_world.layer_parts import (
+    checked_backend,
+    feed_forward_method,
 )
 from vllm_omni.diffusion.models.lingbot_world.pipeline import (
     LingBotWorldCausalDMDPipeline,
@@ -80,24 +83,48 @@ def load_pipeline(
     config.parallel.check_heads(facts.transformer.num_attention_heads)
     text = TextEncoder.load(model, dtype=dtype, device=device)
     vae = load_vae(model, facts.vae, dtype=dtype, device=device)
+    linear = PlainLinearMethod()
     parts = LayerParts(
         config=facts.transformer,
         dtype=dtype,
-        linear=PlainLinearMethod(),
-        backend=create_attention_backend(
-            platform.attention_backend
-            if config.attention_backend == "auto"
-            else config.attention_backend
+        linear=linear,
+        backend=checked_backend(
+            config,
+            platform,
+            head_dim=facts.transformer.attention_head_dim,
+            dtype=dtype,
+            device=device,
         ),
+        feed_forward=feed_forward_method(config, platform, linear),
         tensor_parallel=parallel.tensor,
         exchange=UlyssesExchange(parallel.sequence),
     )
+    if not config.enforce_eager:
+        parts = uncompiled(parts)
+    transformer = load_transformer(model, parts, device)
+    if not config.enforce_eager:
+        compile_blocks(transformer)
     flow_shift = facts.flow_shift if config.flow_shift is None else config.flow_shift
     return LingBotWorldCausalDMDPipeline(
         config,
-        PipelineParts(text, load_transformer(model, parts, device), vae, flow_shift, device, dtype),
+        PipelineParts(text, transformer, vae, flow_shift, device, dtype),
         platform,
     )
+
+
+def compile_blocks(transformer: CausalLingBotWorldTransformer3DModel) -> None:
+    """Compile the block once for all layers.
+
+    The compiler stops at the window (see :func:`uncompiled`), so nothing that changes from chunk
+    to chunk is a constant of the compiled code: one compilation serves every window length.
+    """
+    for block in transformer.blocks:
+        block.compile(dynamic=False)
+
+
+def uncompiled(parts: LayerParts) -> LayerParts:
+    """Parts whose window attention a compiler leaves alone."""
+    return replace(parts, attend=torch.compiler.disable(parts.attend))
 
 
 def load_transformer(
