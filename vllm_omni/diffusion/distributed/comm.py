@@ -13,19 +13,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
-
-# Newer releases of torch have another name for the same call.
-_all_gather = vars(dist).get("all_gather_single", dist.all_gather_into_tensor)
+from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic, TrafficKind
 
 
 class UlyssesExchange:
     """The exchanges of one rank; a rank that is alone hands its tensors back.
 
-    Send and receive buffers are allocated once per shape and reused.
+    Send and receive buffers are allocated once per shape and reused; results are memory of
+    their own.
+
+    Attributes:
+        traffic: what was exchanged so far.
     """
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
+        self.traffic = ExchangeTraffic()
         self._buffers: dict[tuple[str, torch.dtype, tuple[int, ...]], Tensor] = {}
 
     def local_tokens(
@@ -45,14 +48,17 @@ class UlyssesExchange:
         n = self.group.size
         if n == 1:
             return parts
-        # [frames, local, heads, dim] x parts -> [n, frames, local, parts, heads / n, dim]
-        packed = torch.stack([p.unflatten(0, (latent_frames, -1)) for p in parts], dim=2)
-        split = packed.unflatten(3, (n, -1)).permute(3, 0, 1, 2, 4, 5)
-        received = self._all_to_all("heads", split)
+        local_tokens, heads, head_dim = parts[0].shape
+        shape = (n, latent_frames, local_tokens // latent_frames, len(parts), heads // n, head_dim)
+        send = self._buffer("heads send", parts[0], shape)
+        for index, part in enumerate(parts):
+            # [frames, local, n, heads / n, dim] -> [n, frames, local, heads / n, dim]
+            split = part.unflatten(0, (latent_frames, -1)).unflatten(2, (n, -1))
+            send[:, :, :, index].copy_(split.permute(2, 0, 1, 3, 4))
+        received = self._buffer("heads receive", parts[0], shape)
+        self._all_to_all(received, send, self.traffic.heads)
         # [n, frames, local, parts, heads / n, dim] -> [parts, frames, n, local, heads / n, dim]
-        ordered = received.permute(3, 1, 0, 2, 4, 5).reshape(
-            len(parts), -1, split.shape[4], split.shape[5]
-        )
+        ordered = received.permute(3, 1, 0, 2, 4, 5).reshape(len(parts), -1, heads // n, head_dim)
         return tuple(ordered.unbind(0))
 
     def heads_to_tokens(
@@ -64,7 +70,10 @@ class UlyssesExchange:
             return x
         # [frames, n, local, heads / n, dim] -> [n, frames, local, heads / n, dim]
         split = x.unflatten(0, (latent_frames, n, -1)).permute(1, 0, 2, 3, 4)
-        received = self._all_to_all("tokens", split)
+        send = self._buffer("tokens send", x, tuple(split.shape))
+        send.copy_(split)
+        received = self._buffer("tokens receive", x, tuple(split.shape))
+        self._all_to_all(received, send, self.traffic.tokens)
         return received.permute(1, 2, 0, 3, 4).reshape(-1, n * split.shape[3], split.shape[4])
 
     def gather_tokens(
@@ -74,22 +83,19 @@ class UlyssesExchange:
         n = self.group.size
         if n == 1:
             return x
-        gathered = self._buffer("gather", x.dtype, (n, *x.shape), x.device)
-        _all_gather(gathered.flatten(0, 1), x.contiguous(), group=self.group.group)
-        return gathered.transpose(0, 1).flatten(1, 2)
+        send = x.contiguous()
+        received = self._buffer("gather", x, (n, *x.shape))
+        with self.traffic.gather.counted(send.nbytes * (n - 1)):
+            self.group.all_gather(received, send)
+        return received.transpose(0, 1).flatten(1, 2)
 
-    def _all_to_all(self, use: str, split: Tensor) -> Tensor:
-        shape = tuple(split.shape)
-        send = self._buffer(use + " send", split.dtype, shape, split.device)
-        receive = self._buffer(use + " receive", split.dtype, shape, split.device)
-        send.copy_(split)
-        dist.all_to_all_single(receive, send, group=self.group.group)
-        return receive
+    def _all_to_all(self, received: Tensor, send: Tensor, kind: TrafficKind) -> None:
+        # The part that stays here is not sent.
+        with kind.counted(send.nbytes - send.nbytes // self.group.size):
+            dist.all_to_all_single(received, send, group=self.group.group)
 
-    def _buffer(
-        self, use: str, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
-    ) -> Tensor:
-        key = (use, dtype, shape)
+    def _buffer(self, use: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        key = (use, like.dtype, shape)
         if key not in self._buffers:
-            self._buffers[key] = torch.empty(shape, dtype=dtype, device=device)
+            self._buffers[key] = torch.empty(shape, dtype=like.dtype, device=like.device)
         return self._buffers[key]

@@ -42,6 +42,14 @@ class RankGroup:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
+    def all_gather(self, received: Tensor, part: Tensor) -> None:
+        """Put every rank's ``part`` into ``received[rank]``; both contiguous, of equal dtype."""
+        import torch.distributed as dist
+
+        # Newer releases of torch have another name for the same call.
+        gather = vars(dist).get("all_gather_single", dist.all_gather_into_tensor)
+        gather(received.flatten(0, 1), part, group=self.group)
+
     def any(self, *, flag: bool) -> bool:
         """Whether any rank says true. The group must exchange host tensors."""
         if self.group is None:

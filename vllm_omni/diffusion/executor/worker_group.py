@@ -26,7 +26,7 @@ logger = get_logger(__name__)
 WorkerMain = Callable[[WorkerTask, Connection, SharedBytes], None]
 """What a worker process runs."""
 
-_PRELOADED = (
+PRELOADED = (
     "vllm_omni.diffusion.worker.process",
     "vllm_omni.diffusion.worker.worker",
     "vllm_omni.diffusion.models.lingbot_world.load",
@@ -214,5 +214,5 @@ def _start_context(config: OmniDiffusionConfig) -> BaseContext:
     if config.env or config.device == "npu":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
+    context.set_forkserver_preload(list(PRELOADED))
     return context

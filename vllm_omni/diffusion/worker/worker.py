@@ -5,6 +5,7 @@ from collections.abc import Callable
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.agreement import Agreement
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
+from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,
@@ -62,6 +63,11 @@ class Worker:
             page_bytes=spec.page_bytes,
             window_frames=spec.window_frames,
         )
+
+    @property
+    def traffic(self) -> ExchangeTraffic:
+        """What this rank has exchanged of the transformer's tokens."""
+        return self.pipeline.parts.transformer.exchange.traffic
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
         """Open a session on all ranks, or on none.
