@@ -1,0 +1,84 @@
+"""Attention backends against a float64 softmax, and extents against pages."""
+
+import pytest
+import torch
+
+from vllm_omni.diffusion.attention.backend import gather_pages
+from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.errors import ConfigError
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
+
+BACKENDS = ("reference", "sdpa")
+CASES = [(1, 1, 1, 2), (6, 18, 2, 16), (72, 216, 4, 16), (5, 33, 3, 20)]
+"""Queries, keys, heads, channels of a head."""
+
+
+def tensors(queries, keys, heads, head_dim, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(queries + keys)
+    sizes = (queries, keys, keys)
+    return [torch.randn(n, heads, head_dim, generator=generator).to(dtype) for n in sizes]
+
+
+def dense(query, key, value, scale):
+    scores = torch.einsum("qhd,khd->hqk", query.double(), key.double()) * scale
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value.double())
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("sizes", CASES)
+def test_attention_is_an_unmasked_softmax(name, sizes):
+    """Up to rounding: float32 against float64."""
+    query, key, value = tensors(*sizes)
+    out = create_attention_backend(name).attend(query, key, value, scale=0.25)
+    torch.testing.assert_close(out.double(), dense(query, key, value, 0.25), rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_order_of_keys_does_not_count(name):
+    """Up to the order of the sums; this is what lets a ring stand in for a history."""
+    query, key, value = tensors(6, 24, 2, 16)
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    backend = create_attention_backend(name)
+    torch.testing.assert_close(
+        backend.attend(query, key[order], value[order], scale=0.25),
+        backend.attend(query, key, value, scale=0.25),
+        rtol=1e-5, atol=1e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("visible", [1, 4, 7, 12])
+def test_pages_equal_an_extent(name, visible):
+    """Bitwise: pages are copied together, whatever their order in the pool."""
+    query, key, value = tensors(3, 12, 2, 16)
+    table, page_tokens = torch.tensor([5, 0, 3]), 4
+    key_pages, value_pages = (torch.full((7, page_tokens, 2, 16), 1e9) for _ in range(2))
+    key_pages[table], value_pages[table] = (
+        part.unflatten(0, (3, page_tokens)) for part in (key, value)
+    )
+    backend = create_attention_backend(name)
+    paged = backend.attend_pages(
+        query, key_pages, value_pages, block_table=table, visible_tokens=visible, scale=0.25
+    )
+    assert torch.equal(paged, backend.attend(query, key[:visible], value[:visible], scale=0.25))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_low_precision_keeps_its_dtype(name):
+    """Lossy: bfloat16 inputs, compared with the softmax of the rounded inputs."""
+    query, key, value = tensors(6, 24, 2, 16, torch.bfloat16)
+    out = create_attention_backend(name).attend(query, key, value, scale=0.25)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.double(), dense(query, key, value, 0.25), rtol=0.02, atol=0.02)
+
+
+def test_gather_cuts_the_last_page():
+    pages = torch.arange(5 * 3).reshape(5, 3, 1, 1).float()
+    made = gather_pages(pages, torch.tensor([4, 1]), 4)
+    assert made.flatten().tolist() == [12, 13, 14, 3]
+
+
+def test_unknown_backend_is_an_error_that_lists_the_known():
+    with pytest.raises(ConfigError, match=r"reference.*sdpa.*got 'fastest'"):
+        create_attention_backend("fastest")
