@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from jaxtyping import UInt8
@@ -20,7 +20,7 @@ from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, VideoGeometry, chun
 if TYPE_CHECKING:
     from vllm_omni import Omni
 
-_FPS = 16
+_FPS = 16.0
 _CAMERA = "glide"
 _PROMPT = "A quiet place in the light of early evening. The camera glides slowly forward."
 _SHEET_EVERY = 4
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             )
             started = time.perf_counter()
     contact_sheet(film.picked, captions=film.captions).save(sheet)
-    print(f"wrote {video} ({film.pixel_frames} pixel frames at {_FPS} fps) and {sheet}")
+    print(f"wrote {video} ({film.pixel_frames} pixel frames at {_FPS:g} fps) and {sheet}")
     _summarise(film.chunk_ms)
     return 0
 
@@ -129,7 +129,7 @@ def _rollout(
         extra_args={"action_path": _CAMERA},
     )
     for output in omni.generate(prompt, params, py_generator=True, use_tqdm=False):
-        yield output.images[0]
+        yield cast(np.ndarray, output.images[0])  # one chunk, uint8, when streaming
 
 
 def _summarise(chunk_ms: list[float]) -> None:
@@ -138,5 +138,5 @@ def _summarise(chunk_ms: list[float]) -> None:
     if later:
         mean_ms = sum(later) / len(later)
         pace = 1000 * CHUNK_PIXEL_FRAMES / mean_ms / _FPS
-        print(f"each further chunk: {mean_ms:.0f} ms ({pace:.1f} x real time at {_FPS} fps)")
+        print(f"each further chunk: {mean_ms:.0f} ms ({pace:.1f} x real time at {_FPS:g} fps)")
     print("The weights are random, so the video is noise; a real checkpoint makes pictures.")

@@ -1,0 +1,97 @@
+"""What README.md and the pages of docs/ tell a newcomer to type exists and works."""
+
+import re
+import shlex
+import subprocess
+from argparse import ArgumentParser
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.tiny import tiny_checkpoint_dir
+from vllm_omni.diffusion.utils.camera_paths import gliding_path, write_camera_path
+from vllm_omni.diffusion.utils.scenes import draw_scene
+from vllm_omni.entrypoints.cli.main import COMMANDS
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def command_lines(first_word: str) -> list[str]:
+    """Lines of all pages' shell blocks that start with a word."""
+    lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.split("\n")]
+    return [line for line in lines if line.split()[:1] == [first_word]]
+
+
+def test_a_newcomer_needs_two_commands():
+    assert blocks(ROOT / "README.md", "bash")[0].split("\n")[:-1] == ["make demo", "make test"]
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    assert "\nexec make test\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
+
+
+@pytest.mark.parametrize("line", sorted(set(command_lines("make"))))
+def test_make_target_exists(line):
+    known = subprocess.run(
+        ["make", "--dry-run", "--always-make", *line.split()[1:]],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert known.returncode == 0, known.stderr
+
+
+@pytest.mark.parametrize("line", sorted(set(command_lines("vllm-omni"))))
+def test_command_line_is_understood(line):
+    name, *arguments = [word for word in shlex.split(line)[1:] if word != "--omni"]
+    module = import_module(COMMANDS[name].module)
+    parser = ArgumentParser(exit_on_error=False)
+    module.add_arguments(parser)
+    parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    local = [target for target in targets if not target.startswith("http")]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+@pytest.fixture
+def newcomer_folder(tmp_path, monkeypatch):
+    """The files that the Python example speaks of, small."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "MODEL_DIR").symlink_to(tiny_checkpoint_dir())
+    write_camera_path(tmp_path / "PATHS_DIR" / "glide", gliding_path(21))
+    draw_scene("road", height=64, width=96).save("first.png")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("newcomer_folder")
+def test_the_python_example_makes_a_video():
+    (example,) = blocks(ROOT / "README.md", "python")
+    names: dict = {}
+    exec(compile(example, "README.md", "exec"), names)
+    video = names["video"]
+    assert video.shape == (21, 64, 96, 3)
+    assert video.dtype == np.float32
+    assert 0 <= video.min() < video.max() <= 1
+
+
+@pytest.mark.usefixtures("newcomer_folder")
+def test_the_writer_example_writes_a_file():
+    (example,) = blocks(ROOT / "docs" / "quickstart.md", "python")
+    exec(compile(example, "quickstart.md", "exec"), {})
+    assert Path("video.mp4").stat().st_size > 0
