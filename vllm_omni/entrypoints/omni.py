@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from typing import Literal, Self, overload
+from typing import Literal, overload
 
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.errors import InvalidRequestError
@@ -99,7 +99,7 @@ class Omni:
         self._thread.join()
         loop.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Omni:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -68,13 +68,13 @@ class OmniDiffusionSamplingParams:
     seed: int | None = None
     generator: object | None = None
     generator_device: str | None = None
-    fps: float | None = None
+    fps: float | int | None = None
     output_type: str | None = None
     num_outputs_per_prompt: int = 1
     latents: object | None = None
-    guidance_scale: float | None = None
-    guidance_scale_2: float | None = None
-    true_cfg_scale: float | None = None
-    boundary_ratio: float | None = None
+    guidance_scale: float | int | None = None
+    guidance_scale_2: float | int | None = None
+    true_cfg_scale: float | int | None = None
+    boundary_ratio: float | int | None = None
     quality: str | None = None
     extra_args: dict[str, object] = field(default_factory=dict)
