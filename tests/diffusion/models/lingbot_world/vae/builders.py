@@ -15,9 +15,6 @@ from vllm_omni.diffusion.models.lingbot_world.vae import (
     WanVAE,
 )
 
-NARROW = {"base_dim": 4, "num_res_blocks": 1, "dim_mult": [1, 2, 2, 4]}
-"""Fields of a VAE with other widths and depths than the checkpoint's."""
-
 
 def tiny_fields() -> dict:
     return json.loads((tiny_checkpoint_dir() / "vae" / "config.json").read_text())

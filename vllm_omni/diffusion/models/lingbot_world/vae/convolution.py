@@ -5,6 +5,7 @@ causal convolution sees its own frame and two earlier ones. Its history is a par
 result; the module holds weights only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -16,6 +17,10 @@ from torch.nn import functional as F
 
 KERNEL = 3
 HISTORY_FRAMES = KERNEL - 1
+
+
+Conv2d = Callable[[Tensor, Tensor, Tensor, tuple[int, int], int], Tensor]
+"""Input and weight (channels second), bias, padding of rows and columns, stride."""
 
 
 class ConvPath(StrEnum):
@@ -138,6 +143,7 @@ class StackedKernel:
 
     weight: Float[Tensor, "out_channels stacked_channels 3 3"]
     bias: Float[Tensor, " out_channels"]
+    conv2d: Conv2d
 
     def __call__(
         self, padded: Float[Tensor, "padded_time height width in_channels"], width_padding: int, /
@@ -145,13 +151,11 @@ class StackedKernel:
         """See :class:`CausalKernel`."""
         frames = padded.unbind(0)
         padding = (1, width_padding)
+        outputs: list[Tensor] = []
         # Frame by frame, so that the stack stays small; its sums are those of a single call.
-        outputs = [
-            _conv2d(
-                torch.cat(frames[t : t + KERNEL], dim=-1)[None], self.weight, self.bias, padding
-            )
-            for t in range(len(frames) - HISTORY_FRAMES)
-        ]
+        for first in range(len(frames) - HISTORY_FRAMES):
+            stack = torch.cat(frames[first : first + KERNEL], dim=-1)[None]
+            outputs.append(_channels_last(self.conv2d, stack, self.weight, self.bias, padding))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -189,7 +193,7 @@ class CausalConv3d(Preparable):
         if path is ConvPath.STACKED:
             self.weight, memory = _time_before_channels(self.weight)
             weight = memory.flatten(3).permute(0, 3, 1, 2)
-            self._kernel = StackedKernel(weight, self.bias.detach())
+            self._kernel = StackedKernel(weight, self.bias.detach(), _choose_conv2d(weight))
         else:
             self.weight = _frozen(self.weight.contiguous(memory_format=torch.channels_last_3d))
             self._kernel = Conv3dKernel(self.weight.detach(), self.bias.detach())
@@ -266,10 +270,12 @@ class SpatialConv(Preparable):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, KERNEL, KERNEL))
         self.bias = nn.Parameter(torch.empty(out_channels))
+        self._conv2d: Conv2d | None = None
 
     def prepare(self, _path: ConvPath, /) -> None:
         """Arrange weights; see :class:`Preparable`."""
         self.weight = _frozen(self.weight.contiguous(memory_format=torch.channels_last))
+        self._conv2d = _choose_conv2d(self.weight)
 
     def forward(
         self,
@@ -278,17 +284,51 @@ class SpatialConv(Preparable):
         stride: int = 1,
     ) -> Float[Tensor, "time out_height out_width out_channels"]:
         """Convolve with zero ``padding`` (rows, columns)."""
-        return _conv2d(x, self.weight, self.bias, padding, stride)
+        assert self._conv2d is not None, "prepare() comes before the first call"
+        return _channels_last(self._conv2d, x, self.weight, self.bias, padding, stride)
 
 
-def _conv2d(
+def _library_conv2d(
+    x: Float[Tensor, "time in_channels height width"],
+    weight: Float[Tensor, "out_channels in_channels 3 3"],
+    bias: Float[Tensor, " out_channels"],
+    padding: tuple[int, int],
+    stride: int,
+) -> Float[Tensor, "time out_channels out_height out_width"]:
+    return F.conv2d(x, weight, bias, stride=stride, padding=padding)
+
+
+def _onednn_conv2d(
+    x: Float[Tensor, "time in_channels height width"],
+    weight: Float[Tensor, "out_channels in_channels 3 3"],
+    bias: Float[Tensor, " out_channels"],
+    padding: tuple[int, int],
+    stride: int,
+) -> Float[Tensor, "time out_channels out_height out_width"]:
+    return torch.mkldnn_convolution(x, weight, bias, padding, (stride, stride), (1, 1), 1)
+
+
+def _choose_conv2d(weight: Float[Tensor, "..."]) -> Conv2d:
+    """Kernel of the channels-last convolutions.
+
+    For float32 on a processor the library changes kernels at a certain input size. A slab of a
+    frame must sum in the order of the whole frame, so the kernel is named there.
+    """
+    processor = weight.device.type == "cpu" and weight.dtype == torch.float32
+    if processor and torch.backends.mkldnn.is_available():
+        return _onednn_conv2d
+    return _library_conv2d
+
+
+def _channels_last(
+    conv2d: Conv2d,
     x: Float[Tensor, "time height width in_channels"],
     weight: Float[Tensor, "out_channels in_channels 3 3"],
     bias: Float[Tensor, " out_channels"],
     padding: tuple[int, int],
     stride: int = 1,
 ) -> Float[Tensor, "time out_height out_width out_channels"]:
-    output = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride=stride, padding=padding)
+    output = conv2d(x.permute(0, 3, 1, 2), weight, bias, padding, stride)
     return output.permute(0, 2, 3, 1).contiguous()
 
 

@@ -73,13 +73,27 @@ class WanVAE(nn.Module):
 
     def state_bytes(self, geometry: VideoGeometry) -> int:
         """Bytes of a session's encoder and decoder histories at a size, in this dtype."""
+        height, width = geometry.height, geometry.width
+        return self.encoder_state_bytes(height, width) + self.decoder_state_bytes(height, width)
+
+    def encoder_state_bytes(self, height: int, width: int) -> int:
+        """Bytes of an encoder's history for frames of this many pixels."""
         with torch.device("meta"), torch.inference_mode():
-            shadow = WanVAE(self.config).to(self.dtype)
-            shadow.prepare()
-            image = torch.empty(COLOURS, 1, geometry.height, geometry.width)
-            latents, encoder = shadow.encode(image, EncoderState.fresh())
-            _, decoder = shadow.decode(latents.float(), DecoderState.fresh())
-        return encoder.bytes() + decoder.bytes()
+            image = torch.empty(COLOURS, 1, height, width)
+            return self._shadow().encode(image, EncoderState.fresh())[1].bytes()
+
+    def decoder_state_bytes(self, height: int, width: int) -> int:
+        """Bytes of a decoder's history for frames, or a rank's columns, of this many pixels."""
+        rows, columns = height // SPATIAL_FACTOR, width // SPATIAL_FACTOR
+        with torch.device("meta"), torch.inference_mode():
+            latents = torch.empty(self.config.z_dim, 1, rows, columns)
+            return self._shadow().decode(latents, DecoderState.fresh())[1].bytes()
+
+    def _shadow(self) -> "WanVAE":
+        """The same network without memory; call it under the meta device."""
+        shadow = WanVAE(self.config).to(self.dtype)
+        shadow.prepare()
+        return shadow
 
     def encode(
         self,

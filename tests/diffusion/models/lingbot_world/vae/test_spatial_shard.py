@@ -1,0 +1,160 @@
+"""Width-sharded decode over real process groups, against the unsharded decoder.
+
+Even splits are claimed bitwise: every output sums the same products in the same order. Odd splits
+change the width that the kernels see, hence 2e-6.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from tests.diffusion.models.lingbot_world.vae.builders import random_latents, tiny_vae
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
+from vllm_omni.diffusion.models.lingbot_world.vae import DecoderState
+from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard, GroupExchange
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
+
+HEIGHT = 32
+LATENT_WIDTHS = {2: (4, 12, 7, 3), 3: (6, 12, 7, 4)}
+"""Even and odd ones; four columns on three ranks leave the last rank none inside the frame."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one rank brings back of decoding two chunks."""
+
+    video: Tensor
+    state_bytes: int
+    slab_width: int
+
+
+def decode_sharded(rank: int, size: int, directory: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank,
+                            world_size=size)  # fmt: skip
+    group = RankGroup(rank=rank, size=size, group=dist.group.WORLD)
+    cases = {width: decode_case(GroupExchange(group), width) for width in LATENT_WIDTHS[size]}
+    torch.save(cases, f"{directory}/rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+@torch.inference_mode()
+def decode_case(exchange: GroupExchange, latent_width: int) -> Case:
+    columns = ColumnShard(exchange, latent_width)
+    state, videos = DecoderState.fresh(), []
+    slab_width = 0
+    for chunk in random_latents(6, HEIGHT, 8 * latent_width).split(3, dim=1):
+        slab, state = tiny_vae().decode(chunk, state, columns)
+        slab_width = slab.shape[-1]
+        videos.append(columns.gather(slab.permute(1, 2, 3, 0)))
+    return Case(torch.cat(videos), state.bytes(), slab_width)
+
+
+@pytest.fixture(scope="module", params=sorted(LATENT_WIDTHS))
+def sharded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[int, Case]]:
+    """Results of each rank, by latent width."""
+    directory: Path = tmp_path_factory.mktemp("shard")
+    mp.spawn(decode_sharded, args=(request.param, str(directory)), nprocs=request.param)
+    return [
+        torch.load(directory / f"rank{rank}.pt", weights_only=False)
+        for rank in range(request.param)
+    ]
+
+
+@torch.inference_mode()
+def whole(latent_width: int) -> tuple[Tensor, int]:
+    state, videos = DecoderState.fresh(), []
+    for chunk in random_latents(6, HEIGHT, 8 * latent_width).split(3, dim=1):
+        video, state = tiny_vae().decode(chunk, state)
+        videos.append(video.permute(1, 2, 3, 0))
+    return torch.cat(videos), state.bytes()
+
+
+def test_every_rank_gathers_the_unsharded_video(sharded: list[dict[int, Case]]):
+    size = len(sharded)
+    for width in LATENT_WIDTHS[size]:
+        expected, _ = whole(width)
+        for cases in sharded:
+            video = cases[width].video
+            torch.testing.assert_close(video, expected, rtol=0, atol=2e-6)
+            if width % size == 0:
+                assert torch.equal(video, expected), f"width {width} on {size} ranks"
+
+
+def test_each_rank_keeps_its_share_of_the_state(sharded: list[dict[int, Case]]):
+    size = len(sharded)
+    for width in LATENT_WIDTHS[size]:
+        _, whole_bytes = whole(width)
+        share = -(-width // size)
+        for cases in sharded:
+            assert cases[width].state_bytes * width == whole_bytes * share
+            assert cases[width].slab_width == 8 * share
+
+
+def test_one_rank_is_the_whole_frame():
+    """Bitwise: the halo of a rank that is alone is the zero padding."""
+    case = decode_case(GroupExchange(SINGLE), 5)
+    expected, state_bytes = whole(5)
+    assert torch.equal(case.video, expected)
+    assert case.state_bytes == state_bytes
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One of several ranks, with neighbours whose borders are given."""
+
+    rank: int
+    size: int
+    left: Tensor | None
+    right: Tensor | None
+
+    def swap(self, left: Tensor, right: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        assert left.is_contiguous()
+        assert right.is_contiguous()
+        return self.left, self.right
+
+    def gather(self, slab: Tensor) -> Tensor:
+        return torch.stack([slab + 100 * (rank - self.rank) for rank in range(self.size)])
+
+
+def columns_of(frame: Tensor) -> list[float]:
+    return frame[0, 0, :, 0].tolist()
+
+
+def frame_of(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).view(1, 1, -1, 1)
+
+
+def test_halo_zeroes_columns_beyond_the_frame():
+    """Five latent columns on three ranks, at twice the resolution: ten of twelve are inside."""
+    neighbour = frame_of(7.0)
+    last = ColumnShard(Recorded(2, 3, neighbour, None), 5)
+    assert columns_of(last.halo(frame_of(1, 2, 3, 4))) == [7, 1, 2, 0, 0, 0]
+    middle = ColumnShard(Recorded(1, 3, neighbour, frame_of(8.0)), 5)
+    assert columns_of(middle.halo(frame_of(1, 2, 3, 4))) == [7, 1, 2, 3, 4, 8]
+    first = ColumnShard(Recorded(0, 3, None, neighbour), 5)
+    assert columns_of(first.halo(frame_of(1, 2, 3, 4))) == [0, 1, 2, 3, 4, 7]
+
+
+def test_own_and_gather_undo_each_other_up_to_the_padding():
+    shard = ColumnShard(Recorded(1, 3, None, None), 5)
+    assert columns_of(shard.own(frame_of(1, 2, 3, 4, 5))) == [3, 4]
+    assert columns_of(ColumnShard(Recorded(2, 3, None, None), 5).own(frame_of(1, 2, 3, 4, 5))) == [
+        5,
+        0,
+    ]
+    assert columns_of(shard.gather(frame_of(3, 4))) == [-97, -96, 3, 4, 103]
+
+
+def test_halo_leaves_the_slab_alone():
+    slab = frame_of(1, 2, 3, 4)
+    ColumnShard(Recorded(2, 3, frame_of(7.0), None), 5).halo(slab)
+    assert columns_of(slab) == [1, 2, 3, 4]

@@ -1,0 +1,171 @@
+"""Width sharding of the decoder: each rank decodes its own columns of every frame.
+
+Rank r of n owns latent columns ``[r * s, (r + 1) * s)`` with ``s = ceil(latent_width / n)``, and
+the pixels that they become. Where n does not divide the width the last ranks hold columns beyond
+the frame. Their values never matter: every 3x3 convolution sees zeros there, as it does at the
+frame's edge, and gathering cuts them off.
+
+Temporal histories are kept without halo, so a rank's state is its share of the whole.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from vllm_omni.diffusion.distributed.parallel_state import RankGroup
+
+
+@runtime_checkable
+class HaloExchange(Protocol):
+    """What the shard needs of the ranks beside it. Every rank makes the same calls in order."""
+
+    @property
+    def rank(self) -> int:
+        """Place of this rank, from the left."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def swap(
+        self,
+        left: Float[Tensor, "time height 1 channels"],
+        right: Float[Tensor, "time height 1 channels"],
+    ) -> tuple[
+        Float[Tensor, "time height 1 channels"] | None,
+        Float[Tensor, "time height 1 channels"] | None,
+    ]:
+        """Give the neighbours this rank's border columns.
+
+        Returns:
+            The left neighbour's right border and the right neighbour's left border; ``None``
+            where there is no neighbour.
+        """
+        ...
+
+    def gather(self, slab: Shaped[Tensor, "..."]) -> Shaped[Tensor, "size ..."]:
+        """The slabs of all ranks, in order, on every rank."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupExchange:
+    """A :class:`HaloExchange` over a process group: point to point, and one all-gather."""
+
+    group: RankGroup
+
+    @property
+    def rank(self) -> int:
+        """Place of this rank, from the left."""
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.group.size
+
+    def swap(
+        self,
+        left: Float[Tensor, "time height 1 channels"],
+        right: Float[Tensor, "time height 1 channels"],
+    ) -> tuple[
+        Float[Tensor, "time height 1 channels"] | None,
+        Float[Tensor, "time height 1 channels"] | None,
+    ]:
+        """See :class:`HaloExchange`. All four messages travel in one batch."""
+        from_left = torch.empty_like(left) if self.rank > 0 else None
+        from_right = torch.empty_like(right) if self.rank < self.size - 1 else None
+        operations: list[dist.P2POp] = []
+        for outgoing, incoming, peer in (
+            (left, from_left, self.rank - 1),
+            (right, from_right, self.rank + 1),
+        ):
+            if incoming is not None:
+                operations.append(self._operation(dist.isend, outgoing, peer))
+                operations.append(self._operation(dist.irecv, incoming, peer))
+        if operations:
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+        return from_left, from_right
+
+    def gather(self, slab: Shaped[Tensor, "..."]) -> Shaped[Tensor, "size ..."]:
+        """See :class:`HaloExchange`."""
+        if self.size == 1:
+            return slab[None]
+        received = slab.new_empty(self.size, *slab.shape)
+        dist.all_gather(list(received.unbind(0)), slab.contiguous(), group=self.group.group)
+        return received
+
+    def _operation(
+        self, send_or_receive: Callable[..., object], tensor: Tensor, peer: int
+    ) -> dist.P2POp:
+        return dist.P2POp(send_or_receive, tensor, group=self.group.group, group_peer=peer)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnShard:
+    """This rank's columns, in the terms of :class:`.convolution.Columns`.
+
+    Works at every resolution of the decoder: the width of what it is given says which one.
+
+    Attributes:
+        latent_width: latent columns of the whole frame.
+    """
+
+    exchange: HaloExchange
+    latent_width: int
+    width_padding: ClassVar[int] = 0
+
+    @property
+    def slab_latent_width(self) -> int:
+        """Latent columns of one rank, those beyond the frame included."""
+        return -(-self.latent_width // self.exchange.size)
+
+    def own(
+        self, full: Float[Tensor, "time height full_width channels"]
+    ) -> Float[Tensor, "time height width channels"]:
+        """This rank's columns of a whole frame; zeros beyond it."""
+        slab_width = self.slab_latent_width * (full.shape[2] // self.latent_width)
+        first = self.exchange.rank * slab_width
+        slab = full.new_zeros(*full.shape[:2], slab_width, full.shape[3])
+        mine = full[:, :, first : first + slab_width]
+        slab[:, :, : mine.shape[2]] = mine
+        return slab
+
+    def halo(
+        self, slab: Float[Tensor, "time height width channels"]
+    ) -> Float[Tensor, "time height wider channels"]:
+        """The slab with one column of each neighbour; zeros outside the frame."""
+        time, height, width, channels = slab.shape
+        inside = self._columns_inside(width)
+        wider = slab.new_zeros(time, height, width + 2, channels)
+        wider[:, :, 1 : 1 + inside] = slab[:, :, :inside]
+        left, right = self.exchange.swap(
+            wider[:, :, 1:2].contiguous(), wider[:, :, width : width + 1].contiguous()
+        )
+        if left is not None:
+            wider[:, :, :1] = left
+        if right is not None:
+            wider[:, :, -1:] = right
+        return wider
+
+    def gather(
+        self, slab: Shaped[Tensor, "time height width channels"]
+    ) -> Shaped[Tensor, "time height full_width channels"]:
+        """The whole frame, cut to its true width."""
+        scale = slab.shape[2] // self.slab_latent_width
+        slabs = self.exchange.gather(slab)
+        full = slabs.permute(1, 2, 0, 3, 4).flatten(2, 3)
+        return full[:, :, : self.latent_width * scale].contiguous()
+
+    def _columns_inside(self, slab_width: int) -> int:
+        """How many of this rank's columns lie inside the frame."""
+        frame_width = self.latent_width * (slab_width // self.slab_latent_width)
+        return min(slab_width, max(0, frame_width - self.exchange.rank * slab_width))
