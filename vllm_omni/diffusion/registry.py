@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from vllm_omni.errors import ConfigError
 
@@ -19,11 +20,11 @@ class ModelEntry:
     parser: str
     loader: str
 
-    def load_parser(self) -> Callable[..., object]:
+    def load_parser(self) -> Callable[..., Any]:
         """Import and return the request parser."""
         return _resolve(self.parser)
 
-    def load_loader(self) -> Callable[..., object]:
+    def load_loader(self) -> Callable[..., Any]:
         """Import and return the pipeline loader."""
         return _resolve(self.loader)
 
@@ -47,6 +48,6 @@ def model_entry(class_name: str) -> ModelEntry:
     return _MODELS[class_name]
 
 
-def _resolve(place: str) -> Callable[..., object]:
+def _resolve(place: str) -> Callable[..., Any]:
     module, _, name = place.partition(":")
     return vars(import_module(module))[name]

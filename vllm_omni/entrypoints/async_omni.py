@@ -97,9 +97,11 @@ class AsyncOmni:
             collector = ClipCollector(request, pil=params.output_type == "pil")
         events: asyncio.Queue[SessionEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        session_id = self._client.engine.open(
-            request, lambda event: loop.call_soon_threadsafe(events.put_nowait, event)
-        )
+
+        def sink(event: SessionEvent) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        session_id = self._client.engine.open(request, sink)
         self._rollouts[request_id] = _Rollout(session_id, events)
         try:
             while not isinstance(event := await events.get(), Ended):

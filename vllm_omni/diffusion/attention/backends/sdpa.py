@@ -21,8 +21,10 @@ class SdpaAttention:
         scale: float,
     ) -> Float[Tensor, "tokens heads head_dim"]:
         """Attend with heads as the batch axis of the kernel."""
-        batched = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-        return F.scaled_dot_product_attention(*batched, scale=scale)[0].transpose(0, 1)
+        attended = F.scaled_dot_product_attention(
+            _heads_first(query), _heads_first(key), _heads_first(value), scale=scale
+        )
+        return attended[0].transpose(0, 1)
 
     def attend_pages(
         self,
@@ -38,3 +40,9 @@ class SdpaAttention:
         key = gather_pages(key_pages, block_table, visible_tokens)
         value = gather_pages(value_pages, block_table, visible_tokens)
         return self.attend(query, key, value, scale=scale)
+
+
+def _heads_first(
+    x: Float[Tensor, "tokens heads head_dim"],
+) -> Float[Tensor, "1 heads tokens head_dim"]:
+    return x.transpose(0, 1).unsqueeze(0)

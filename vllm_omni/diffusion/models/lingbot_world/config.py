@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH
 from vllm_omni.errors import CheckpointError
@@ -117,7 +118,7 @@ class LingBotWorldConfig:
             CheckpointError: naming the field, the expected and the actual value.
         """
         _require(raw, {"_class_name": TRANSFORMER_CLASS, **_FIXED_TRANSFORMER}, "transformer")
-        sizes: dict[str, int | float] = {}
+        sizes: dict[str, Any] = {}
         for name in cls.__dataclass_fields__:
             if name not in raw:
                 continue

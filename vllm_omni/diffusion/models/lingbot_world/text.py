@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -44,9 +45,10 @@ class TextEncoder:
                 raise CheckpointError(f"the checkpoint has no {folder} folder")
         transformers_logging.disable_progress_bar()
         tokenizer = AutoTokenizer.from_pretrained(model / "tokenizer", local_files_only=True)
-        encoder, info = UMT5EncoderModel.from_pretrained(
+        loaded: Any = UMT5EncoderModel.from_pretrained(
             model / "text_encoder", dtype=dtype, local_files_only=True, output_loading_info=True
         )
+        encoder, info = loaded
         problems = {kind: names for kind, names in info.items() if names}
         if problems:
             raise CheckpointError(f"text_encoder weights do not fit: {problems}")
