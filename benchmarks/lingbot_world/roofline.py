@@ -323,7 +323,7 @@ def as_json(model: Model, vae: Vae, devices: tuple[Device, ...]) -> dict:
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Command line of the script."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--config", type=Path, help="transformer/config.json (default: 14B)")
     parser.add_argument("--vae-config", type=Path, help="vae/config.json (default: released)")
     parser.add_argument("--height", type=int, default=480)

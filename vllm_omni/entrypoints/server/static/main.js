@@ -288,7 +288,10 @@ class App {
 
 async function showModelName() {
   const response = await fetch("v1/models").catch(() => null);
-  if (response?.ok) dom.model.textContent = (await response.json()).data[0]?.id ?? "";
+  if (!response?.ok) return;
+  const name = (await response.json()).data[0]?.id ?? "";
+  // A served name is a directory unless the operator gave one; its last part says enough.
+  dom.model.textContent = name.startsWith("/") ? name.split("/").at(-1) : name;
 }
 
 function fileName() {
