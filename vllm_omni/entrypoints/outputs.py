@@ -44,7 +44,7 @@ def chunk_output(
         images=[payload],
         latents=payload if latent else None,
         multimodal_output={"metadata": metadata} | ({} if latent else {"video": payload}),
-        stage_durations=_seconds(result.timings),
+        stage_durations=stage_seconds(result.timings),
     )
 
 
@@ -64,7 +64,7 @@ class ClipCollector:
     def add(self, event: ChunkReady) -> None:
         """Take one chunk."""
         self.chunks.append(event.result.data)
-        for name, seconds in _seconds(event.result.timings).items():
+        for name, seconds in stage_seconds(event.result.timings).items():
             self.durations[name] = self.durations.get(name, 0.0) + seconds
 
     def output(self, request_id: str, prompt: object, peak_bytes: int) -> OmniRequestOutput:
@@ -98,7 +98,8 @@ def _pictures(clip: Shaped[np.ndarray, "frames height width 3"]) -> list[object]
     return [Image.fromarray(frame) for frame in clip]
 
 
-def _seconds(timings: ChunkTimings) -> dict[str, float]:
+def stage_seconds(timings: ChunkTimings) -> dict[str, float]:
+    """Durations of a chunk's parts until its pixels leave, which is before its commit."""
     return {
         "condition": timings.condition_ms / 1000.0,
         "camera": timings.camera_ms / 1000.0,

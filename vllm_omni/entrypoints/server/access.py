@@ -9,13 +9,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm_omni.config.server import ServerConfig
 
 _POLICY_VIOLATION = 1008
+_READING_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
 class AccessControl:
     """ASGI middleware in front of every route.
 
-    Paths under ``/v1`` need a key where keys are configured. A WebSocket that a browser opens
-    names its page's origin, which must be this server's own or an allowed one.
+    Paths under ``/v1`` need a key where keys are configured. A WebSocket that a browser opens and
+    a request that changes something name the page's origin, which must be this server's own or
+    an allowed one: a browser sends both for any page, whether or not it lets it read the answer.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
@@ -31,7 +33,7 @@ class AccessControl:
         refusal = None
         if scope["path"].startswith("/v1") and not self._has_key(headers):
             refusal = (401, "a valid API key is required: Authorization: Bearer KEY")
-        elif scope["type"] == "websocket" and not self._origin_allowed(headers):
+        elif _changes_something(scope) and not self._origin_allowed(headers):
             refusal = (403, "this page's origin is not allowed (--allowed-origins)")
         if refusal is None:
             await self._app(scope, receive, send)
@@ -58,3 +60,7 @@ class AccessControl:
         if origin in self._config.allowed_origins:
             return True
         return origin.partition("://")[2] == headers.get("host")
+
+
+def _changes_something(scope: Scope) -> bool:
+    return scope["type"] == "websocket" or scope["method"] not in _READING_METHODS

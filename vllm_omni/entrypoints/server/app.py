@@ -23,6 +23,7 @@ from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.operations import operations_router
 from vllm_omni.entrypoints.server.realtime_video import RealtimeVideoSession, Timers
 from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.entrypoints.server.videos import videos_router
 from vllm_omni.errors import OmniError
 from vllm_omni.logger import get_logger
 
@@ -46,6 +47,7 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
     app = FastAPI(title="vllm-omni", version=__version__, lifespan=lifespan)
     app.add_middleware(AccessControl, config=state.config)
     app.include_router(operations_router(state))
+    app.include_router(videos_router(state))
 
     @app.websocket("/v1/realtime/video")
     async def realtime_video(socket: WebSocket) -> None:

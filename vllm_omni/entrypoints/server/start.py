@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
@@ -72,7 +72,7 @@ class StartParams:
     unbounded: bool
     fps: float
     seed: int | None
-    extra_args: Mapping[str, JsonValue]
+    extra_args: Mapping[str, object]
     encoder: EncoderOptions
     queue: bool
     max_lead_ms: float | None
@@ -169,7 +169,7 @@ class SessionStart(Wire):
                 raise refuse(f"unbounded excludes extra_params.{name}, whose length is fixed")
         return self
 
-    def config(self) -> dict[str, JsonValue]:
+    def config(self) -> dict[str, Any]:
         """The request as ``video.start`` echoes it: without nulls."""
         return self.model_dump(mode="json", exclude_none=True, exclude={"type", "format"})
 
@@ -256,7 +256,7 @@ class SessionStart(Wire):
             return self.video_params.num_frames
         return None if self.seconds is None else int(int(self.seconds) * self._fps())
 
-    def _extra_args(self) -> Mapping[str, JsonValue]:
+    def _extra_args(self) -> Mapping[str, object]:
         mine = {"preencode_mp4", "video_codec_options"}
         args = {name: value for name, value in self.extra_params.items() if name not in mine}
         if self.flow_shift is not None:

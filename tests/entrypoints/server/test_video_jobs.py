@@ -1,0 +1,174 @@
+"""Videos made while nobody waits: their life, their files, their pages, their end."""
+
+import asyncio
+import io
+
+import av
+import pytest
+
+from tests.helpers.fake_executor import FakeExecutor
+from tests.helpers.http_server import NAME, running_server
+from tests.helpers.videos import (
+    BODY,
+    FILES,
+    FORM,
+    SYNC,
+    URL,
+    job_that_is,
+    stored_files,
+    until,
+)
+from vllm_omni.entrypoints.server import video_form, video_jobs
+from vllm_omni.entrypoints.server.http_errors import HttpRefusalError
+from vllm_omni.entrypoints.server.video_rollout import prepare
+
+pytest_plugins = ["tests.helpers.fixtures.videos"]
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.omni,
+    pytest.mark.cpu,
+    pytest.mark.usefixtures("storage"),
+]
+
+
+def frames_of(mp4: bytes) -> list[av.VideoFrame]:
+    with av.open(io.BytesIO(mp4)) as container:
+        return list(container.decode(video=0))
+
+
+async def test_life_of_a_job(server, executor, storage):
+    executor.gate.clear()
+    answer = await server.http.post(URL, data=FORM | {"quality": "high"}, files=FILES)
+    assert answer.status_code == 200, answer.text
+    job = answer.json()
+    video = f"{URL}/{job['id']}"
+    assert job["id"].startswith("video_gen_")
+    assert (job["object"], job["status"], job["progress"]) == ("video", "queued", 0)
+    assert (job["model"], job["size"], job["num_frames"], job["fps"]) == (NAME, "96x64", 21, 24)
+    assert (job["quality"], job["seconds"]) == ("high", "1")
+    assert job["prompt"] == FORM["prompt"]
+    await job_that_is(server, job["id"], "in_progress")
+    assert (await server.http.get(f"{video}/content")).status_code == 422
+    executor.gate.set()
+    done = await job_that_is(server, job["id"], "completed")
+    assert done["progress"] == 100
+    assert done["expires_at"] - done["completed_at"] == 24 * 3600
+    assert done["error"] is None
+    assert done["duration_s"] == 21 / 24
+    assert done["peak_memory_mb"] == 4096 / 2**20
+    assert done["media_type"] == "video/mp4"
+    content = await server.http.get(f"{video}/content")
+    assert content.headers["content-type"] == "video/mp4"
+    assert len(frames_of(content.content)) == 21
+    part = await server.http.get(f"{video}/content", headers={"range": "bytes=0-9"})
+    assert (part.status_code, part.content) == (206, content.content[:10])
+    assert [path.name for path in stored_files(storage)] == [done["file_name"]]
+    assert (await server.http.delete(video)).json() == {
+        "id": job["id"], "deleted": True, "object": "video.deleted",
+    }  # fmt: skip
+    assert stored_files(storage) == []
+    for request in (server.http.get(video), server.http.delete(video)):
+        assert (await request).status_code == 404
+    assert (await server.http.get(f"{video}/content")).status_code == 404
+
+
+async def test_sync_and_job_make_the_same_file(server):
+    waited = await server.http.post(SYNC, json=BODY)
+    job = (await server.http.post(URL, json=BODY)).json()
+    await job_that_is(server, job["id"], "completed")
+    # Bitwise: the same pictures by the same encoder.
+    assert (await server.http.get(f"{URL}/{job['id']}/content")).content == waited.content
+
+
+async def test_pages_of_jobs(server):
+    ids = [(await server.http.post(URL, json=BODY)).json()["id"] for _ in range(4)]
+
+    async def page(**query: object) -> tuple[list[str], bool]:
+        answer = (await server.http.get(URL, params=query)).json()
+        assert answer["object"] == "list"
+        found = [job["id"] for job in answer["data"]]
+        assert (answer["first_id"], answer["last_id"]) == (
+            (found[0], found[-1]) if found else (None, None)
+        )
+        return found, answer["has_more"]
+
+    assert await page() == (ids[::-1], False)
+    assert await page(order="asc", limit=3) == (ids[:3], True)
+    assert await page(order="asc", after=ids[2]) == (ids[3:], False)
+    assert await page(after=ids[2], limit=1) == ([ids[1]], True)
+    assert await page(limit=0) == ([], True)
+    assert (await server.http.get(URL, params={"after": "video_gen_x"})).status_code == 404
+    for wrong in ({"limit": 101}, {"limit": -1}, {"order": "up"}):
+        assert (await server.http.get(URL, params=wrong)).status_code == 422
+
+
+async def test_deleting_a_running_job_stops_it(server, executor):
+    executor.gate.clear()
+    job = (await server.http.post(URL, json=BODY | {"num_frames": 9 + 12 * 99})).json()
+    await job_that_is(server, job["id"], "in_progress")
+    first, second = await asyncio.gather(
+        *(server.http.delete(f"{URL}/{job['id']}") for _ in range(2))
+    )
+    assert {first.status_code, second.status_code} <= {200, 404, 409}
+    assert 200 in {first.status_code, second.status_code}
+    executor.gate.set()
+    await until(lambda: server.engine.num_sessions == 0)
+    assert len(executor.plans) < 5
+    assert (await server.http.get(URL)).json()["data"] == []
+
+
+async def test_a_job_is_deleted_once(executor):
+    executor.gate.clear()
+    async with running_server(lambda: executor) as server:
+        jobs = video_jobs.VideoJobs(server.state)
+        start = video_form.start_of(BODY)
+        job = jobs.add(await prepare(server.state, start, "video_gen-1"), NAME)
+        first, second = await asyncio.gather(
+            jobs.delete(job.video_id), jobs.delete(job.video_id), return_exceptions=True
+        )
+        assert first is None
+        assert isinstance(second, HttpRefusalError)
+        assert second.status == 409
+        executor.gate.set()
+
+
+async def test_jobs_expire(server, storage, monkeypatch):
+    monkeypatch.setattr(video_jobs, "RETENTION_S", 0.3)
+    await server.http.post(URL, json=BODY)
+    await until(lambda: len(stored_files(storage)) == 1)
+
+    async def gone() -> bool:
+        return (await server.http.get(URL)).json()["data"] == []
+
+    await until(gone)
+    assert stored_files(storage) == []
+
+
+async def test_the_oldest_finished_job_makes_room(server, monkeypatch):
+    monkeypatch.setattr(video_jobs, "MAX_JOBS", 2)
+    ids = []
+    for _ in range(3):
+        ids.append((await server.http.post(URL, json=BODY)).json()["id"])
+        await job_that_is(server, ids[-1], "completed")
+    found = [job["id"] for job in (await server.http.get(URL)).json()["data"]]
+    assert found == [ids[2], ids[1]]
+
+
+async def test_nothing_is_left_when_the_server_ends(storage):
+    async with running_server(FakeExecutor) as server:
+        job = (await server.http.post(URL, json=BODY)).json()
+        await job_that_is(server, job["id"], "completed")
+        folder = stored_files(storage)[0].parent
+        assert folder.stat().st_mode & 0o077 == 0  # no other user can read or plant files
+    assert list(storage.iterdir()) == []
+
+
+async def test_a_store_that_cannot_be_written_fails_the_job(server, storage):
+    storage.write_text("a file where the folder should be")
+    job = (await server.http.post(URL, json=BODY)).json()
+
+    async def failed() -> bool:
+        return (await server.http.get(f"{URL}/{job['id']}")).status_code == 500
+
+    await until(failed)
+    assert (await server.http.post(SYNC, json=BODY)).status_code == 200

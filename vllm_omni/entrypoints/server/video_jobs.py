@@ -1,0 +1,266 @@
+"""Videos that are made while nobody waits: records in memory, files in one private folder.
+
+Records and files live as long as the server at most; nothing is found again after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from vllm_omni import envs
+from vllm_omni.entrypoints.server.http_errors import HttpRefusalError, message_of, status_of
+from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.entrypoints.server.video_rollout import FinishedVideo, VideoRequest, VideoRollout
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
+
+RETENTION_S = 24 * 3600.0
+"""How long a finished or failed job is kept."""
+MAX_JOBS = 1000
+"""Jobs kept at once; the oldest that is over makes room for a new one."""
+MEDIA_TYPE = "video/mp4"
+_MIB = 2**20
+
+Order = Literal["asc", "desc"]
+
+
+class VideoStatus(StrEnum):
+    """Where a job is."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class VideoJob:
+    """One job; changed by its own task alone.
+
+    Attributes:
+        failure: HTTP status and text, set when the job failed.
+        file: the finished video.
+        deleting: whether a client is deleting it.
+    """
+
+    request: VideoRequest
+    model: str
+    video_id: str = field(default_factory=lambda: f"video_gen_{uuid.uuid4().hex}")
+    created_at: float = field(default_factory=time.time)
+    status: VideoStatus = VideoStatus.QUEUED
+    progress: int = 0
+    ended_at: float | None = None
+    failure: tuple[int, str] | None = None
+    file: Path | None = None
+    video: FinishedVideo | None = None
+    deleting: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.status in {VideoStatus.COMPLETED, VideoStatus.FAILED}
+
+    def advanced(self, share: float) -> None:
+        """Take note of progress; the first call marks the begin of the work."""
+        self.status = VideoStatus.IN_PROGRESS
+        self.progress = min(int(share * 100), 99)
+
+    def completed(self, file: Path, video: FinishedVideo) -> None:
+        """Take the result."""
+        # The pictures are in the file; only the figures stay in memory.
+        self.file, self.video = file, FinishedVideo(b"", *_figures(video))
+        self.status, self.progress, self.ended_at = VideoStatus.COMPLETED, 100, time.time()
+
+    def failed(self, error: BaseException) -> None:
+        """Take the reason why there will be no result."""
+        self.failure = (status_of(error), message_of(error))
+        self.status, self.ended_at = VideoStatus.FAILED, time.time()
+
+    def to_json(self) -> dict[str, object]:
+        """The job object."""
+        session, video = self.request.session, self.video
+        duration_s = self.request.duration_s
+        return {
+            "id": self.video_id,
+            "object": "video",
+            "model": self.model,
+            "prompt": session.prompt,
+            "status": self.status,
+            "size": f"{session.width}x{session.height}",
+            "progress": self.progress,
+            "seconds": str(max(round(duration_s), 1)),
+            "quality": self.request.quality,
+            "created_at": int(self.created_at),
+            "completed_at": None if self.file is None else int(self.ended_at or 0),
+            "expires_at": None if self.ended_at is None else int(self.ended_at + RETENTION_S),
+            "remixed_from_video_id": None,
+            "error": self.failure and {"code": str(self.failure[0]), "message": self.failure[1]},
+            "media_type": MEDIA_TYPE,
+            "file_name": None if self.file is None else self.file.name,
+            "inference_time_s": None if video is None else video.inference_s,
+            "fps": session.fps,
+            "num_frames": self.request.num_frames,
+            "duration_s": duration_s,
+            "metrics": {"num_chunks": session.num_chunks, "seed": session.seed},
+            "stage_durations": {} if video is None else video.stage_durations,
+            "peak_memory_mb": None if video is None else video.peak_bytes / _MIB,
+            "action": None,
+        }
+
+
+def _figures(video: FinishedVideo) -> tuple[float, dict[str, float], int]:
+    return video.inference_s, video.stage_durations, video.peak_bytes
+
+
+class VideoJobs:
+    """All jobs of a server. Used on the event loop."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._jobs: OrderedDict[str, VideoJob] = OrderedDict()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
+        self._folder: Path | None = None
+
+    def add(self, request: VideoRequest, model: str) -> VideoJob:
+        """Put a job in the engine's line.
+
+        Raises:
+            OmniError: if the engine refuses it; then there is no job.
+            HttpRefusalError: 503 if as many jobs run as are kept.
+        """
+        self._make_room()
+        job = VideoJob(request, model)
+        rollout = VideoRollout(self._state, request)
+        self._jobs[job.video_id] = job
+        task = asyncio.create_task(self._run(job, rollout), name=job.video_id)
+        self._tasks[job.video_id] = task
+        task.add_done_callback(lambda done: self._settle(job, rollout, done))
+        return job
+
+    def get(self, video_id: str) -> VideoJob:
+        """A job.
+
+        Raises:
+            HttpRefusalError: 404 if there is none.
+        """
+        job = self._jobs.get(video_id)
+        if job is None:
+            raise HttpRefusalError(404, f"there is no video {video_id!r:.100}")
+        return job
+
+    def page(self, *, after: str | None, limit: int, order: Order) -> tuple[list[VideoJob], bool]:
+        """Jobs by age, and whether there are more.
+
+        Args:
+            after: id of the last job of the page before.
+            order: ``asc`` for the oldest first.
+        """
+        jobs = list(self._jobs.values())
+        if order == "desc":
+            jobs.reverse()
+        if after is not None:
+            jobs = jobs[jobs.index(self.get(after)) + 1 :]
+        return jobs[:limit], len(jobs) > limit
+
+    def content(self, video_id: str) -> Path:
+        """File of a finished video.
+
+        Raises:
+            HttpRefusalError: 404 if there is no such job, 422 if it has no video (yet).
+        """
+        job = self.get(video_id)
+        if job.file is None:
+            reason = job.failure[1] if job.failure else f"it is {job.status}"
+            raise HttpRefusalError(422, f"video {video_id} has no content: {reason}")
+        return job.file
+
+    async def delete(self, video_id: str) -> None:
+        """Forget a job and its file; one that runs is stopped at its next chunk boundary.
+
+        Raises:
+            HttpRefusalError: 404 if there is none, 409 if it is being deleted already.
+        """
+        job = self.get(video_id)
+        if job.deleting:
+            raise HttpRefusalError(409, f"video {video_id} is being deleted")
+        job.deleting = True
+        task = self._tasks.get(video_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        self._forget(job)
+
+    async def close(self) -> None:
+        """Stop what runs and remove all files."""
+        tasks = set(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for job in list(self._jobs.values()):
+            self._forget(job)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    async def _run(self, job: VideoJob, rollout: VideoRollout) -> None:
+        video = await rollout.collect(job.advanced)
+        file = await self._state.in_thread(self._store, f"{job.video_id}.mp4", video.mp4)
+        job.completed(file, video)
+
+    def _settle(self, job: VideoJob, rollout: VideoRollout, task: asyncio.Task[None]) -> None:
+        """The one end of every job's task, however it ended."""
+        rollout.abandon()
+        del self._tasks[job.video_id]
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            job.failed(error)
+            logger.error("video %s failed", job.video_id, exc_info=error)
+        self._expiries[job.video_id] = asyncio.get_running_loop().call_later(
+            RETENTION_S, self._forget, job
+        )
+
+    def _store(self, name: str, content: bytes) -> Path:
+        """Write a file that appears under its name only when it is complete."""
+        if self._folder is None:
+            Path(envs.storage_path()).mkdir(parents=True, exist_ok=True)
+            # A folder of our own: nobody else can have put a link where we write.
+            self._folder = Path(tempfile.mkdtemp(prefix="videos-", dir=envs.storage_path()))
+        path = self._folder / name
+        part = path.with_suffix(".part")
+        try:
+            part.write_bytes(content)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+        return path
+
+    def _forget(self, job: VideoJob) -> None:
+        self._jobs.pop(job.video_id, None)
+        expiry = self._expiries.pop(job.video_id, None)
+        if expiry is not None:
+            expiry.cancel()
+        if job.file is not None:
+            job.file.unlink(missing_ok=True)
+
+    def _make_room(self) -> None:
+        if len(self._jobs) < MAX_JOBS:
+            return
+        over = next((job for job in self._jobs.values() if job.is_over), None)
+        if over is None:
+            raise HttpRefusalError(503, f"{MAX_JOBS} videos are being made; try again later")
+        self._forget(over)

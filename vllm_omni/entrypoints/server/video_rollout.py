@@ -1,0 +1,165 @@
+"""One rollout of the engine as one finished MP4."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm_omni.diffusion.geometry import pixel_frames_of
+from vllm_omni.diffusion.messages import SessionRequest
+from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened, SessionEvent
+from vllm_omni.entrypoints.outputs import stage_seconds
+from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
+from vllm_omni.entrypoints.server.http_errors import HttpRefusalError
+from vllm_omni.entrypoints.server.media import ChunkEncoder, finished_mp4
+from vllm_omni.entrypoints.server.start import SessionStart
+from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.errors import SessionClosedError
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+MAX_VIDEO_BYTES = 2**30
+"""Largest video that is collected in memory."""
+
+Progress = Callable[[float], None]
+"""Told the share of the rollout that is made, from 0, once when it begins and after each chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedVideo:
+    """A video with what it took to make.
+
+    Attributes:
+        inference_s: from the session's place on the workers to its last chunk.
+        stage_durations: seconds by part of a chunk, summed over the rollout.
+        peak_bytes: peak memory of the rank that used most.
+    """
+
+    mp4: bytes
+    inference_s: float
+    stage_durations: dict[str, float]
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VideoRequest:
+    """A validated request for a video.
+
+    Attributes:
+        request_id: for logs and headers.
+        quality: as the client named it; no effect.
+    """
+
+    request_id: str
+    session: SessionRequest
+    encoder: EncoderOptions
+    quality: str | None
+    num_frames: int
+
+    @property
+    def duration_s(self) -> float:
+        """Playing time."""
+        return self.num_frames / self.session.fps
+
+
+async def prepare(state: ServerState, start: SessionStart, request_id: str) -> VideoRequest:
+    """Fetch the picture and validate everything; nothing is opened.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    params = start.resolved()
+    image = await state.images.load(params.image_url)
+    sampling = OmniDiffusionSamplingParams(
+        height=params.height,
+        width=params.width,
+        num_frames=1 if params.num_frames is None else params.num_frames,
+        seed=params.seed,
+        fps=params.fps,
+        output_type="pil",
+        extra_args=dict(params.extra_args),
+    )
+    prompt = {"prompt": params.prompt, "multi_modal_data": {"image": image}}
+    session = await state.in_thread(state.parse, request_id, prompt, sampling)
+    assert session.num_chunks is not None, "a bounded request has a length"
+    frames = pixel_frames_of(session.num_chunks)
+    return VideoRequest(request_id, session, params.encoder, start.quality, frames)
+
+
+class VideoRollout:
+    """A session whose chunks are encoded as they come and joined at the end.
+
+    It is open once made; :meth:`collect` must be awaited or its task cancelled, either of which
+    ends the session. Made and used on the event loop.
+
+    Raises:
+        ServerFullError: if the waiting line is full.
+        OutOfKVMemoryError: if its window can never fit.
+        SessionClosedError: if the server is shutting down.
+    """
+
+    def __init__(self, state: ServerState, request: VideoRequest) -> None:
+        self.request = request
+        self._state = state
+        self._events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._session_id = state.client.engine.open(request.session, self._on_engine_thread)
+
+    def abandon(self) -> None:
+        """End the session at its next chunk boundary; no error if it has ended."""
+        self._state.client.engine.stop(self._session_id)
+
+    async def collect(self, progress: Progress = lambda _: None) -> FinishedVideo:
+        """Wait for the whole video. Leaving early ends the session.
+
+        Raises:
+            OmniError: what ended the session.
+        """
+        try:
+            return await self._collect(progress)
+        finally:
+            self.abandon()
+
+    def _on_engine_thread(self, event: SessionEvent) -> None:
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def _collect(self, progress: Progress) -> FinishedVideo:
+        session = self.request.session
+        encoder = ChunkEncoder(session.width, session.height, session.fps, self.request.encoder)
+        fragments, durations = bytearray(), dict[str, float]()
+        started_s = last_s = time.monotonic()
+        while not isinstance(event := await self._events.get(), Ended):
+            if isinstance(event, Opened):
+                started_s = time.monotonic()
+                progress(0.0)
+            if isinstance(event, ChunkReady):
+                last_s = event.result.ready_s
+                fragments += await self._encode(encoder, event)
+                _check_size(len(fragments))
+                for name, seconds in stage_seconds(event.result.timings).items():
+                    durations[name] = durations.get(name, 0.0) + seconds
+                progress((event.result.chunk_index + 1) / (session.num_chunks or 1))
+        if event.error is not None:
+            raise event.error
+        if event.reason is not EndReason.FINISHED:
+            raise SessionClosedError("the session was stopped before its end")
+        fragments += await self._state.in_thread(encoder.finish)
+        mp4 = await self._state.in_thread(finished_mp4, bytes(fragments))
+        return FinishedVideo(mp4, last_s - started_s, durations, event.peak_bytes)
+
+    async def _encode(self, encoder: ChunkEncoder, event: ChunkReady) -> bytes:
+        # The engine pauses the session while two chunks wait here.
+        payload = await self._state.in_thread(encoder.encode, event.result.data)
+        self._state.client.engine.delivered(self._session_id)
+        return payload
+
+
+def _check_size(num_bytes: int) -> None:
+    if num_bytes > MAX_VIDEO_BYTES:
+        raise HttpRefusalError(
+            400,
+            f"the video has more than {MAX_VIDEO_BYTES} bytes; ask for fewer frames or for a "
+            "stream over /v1/realtime/video",
+            field="num_frames",
+        )

@@ -1,0 +1,181 @@
+"""``/v1/videos``: whole videos over plain HTTP, waited for or as jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.responses import FileResponse, JSONResponse, Response
+
+from vllm_omni import envs
+from vllm_omni.entrypoints.server.http_errors import (
+    AnsweringRoute,
+    HttpRefusalError,
+    error_response,
+    status_of,
+)
+from vllm_omni.entrypoints.server.start import SessionStart
+from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.entrypoints.server.video_form import body_schema, read_start
+from vllm_omni.entrypoints.server.video_jobs import MEDIA_TYPE, Order, VideoJob, VideoJobs
+from vllm_omni.entrypoints.server.video_rollout import FinishedVideo, VideoRollout, prepare
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
+
+_MIB = 2**20
+_CLIENT_LEFT = 499
+_PREFIX = "/v1/videos"
+
+
+def videos_router(state: ServerState) -> APIRouter:
+    """The routes, with the job store that they share."""
+    jobs = VideoJobs(state)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await jobs.close()
+
+    router = APIRouter(route_class=AnsweringRoute, lifespan=lifespan, tags=["videos"])
+    _add_making_routes(router, state, jobs)
+    _add_job_routes(router, jobs)
+    return router
+
+
+def _add_making_routes(router: APIRouter, state: ServerState, jobs: VideoJobs) -> None:
+    @router.post(f"{_PREFIX}/sync", openapi_extra=body_schema(), response_class=Response)
+    async def make_video(request: Request) -> Response:
+        """Make a video and answer with it: one MP4 with its index in front."""
+        _check_ready(state)
+        return await SyncVideo(state, request).answer()
+
+    @router.post(_PREFIX, openapi_extra=body_schema())
+    async def create_job(request: Request) -> JSONResponse:
+        """Start a video and answer at once with its job; errors of the request come at once."""
+        _check_ready(state)
+        start = await read_start(request, state)
+        prepared = await prepare(state, start, f"video_gen-{uuid.uuid4().hex}")
+        job = jobs.add(prepared, start.model or state.config.served_model_names[0])
+        return JSONResponse(job.to_json())
+
+
+def _add_job_routes(router: APIRouter, jobs: VideoJobs) -> None:
+    @router.get(_PREFIX)
+    async def list_jobs(
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=0, le=100)] = 20,
+        order: Order = "desc",
+    ) -> JSONResponse:
+        """Jobs by age, newest first unless asked otherwise."""
+        page, has_more = jobs.page(after=after, limit=limit, order=order)
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": [job.to_json() for job in page],
+                "first_id": page[0].video_id if page else None,
+                "last_id": page[-1].video_id if page else None,
+                "has_more": has_more,
+            }
+        )
+
+    @router.get(f"{_PREFIX}/{{video_id}}")
+    async def get_job(video_id: str) -> JSONResponse:
+        """One job; a failed one with the status of its failure."""
+        job = jobs.get(video_id)
+        return JSONResponse(job.to_json(), _status_of_job(job))
+
+    @router.delete(f"{_PREFIX}/{{video_id}}")
+    async def delete_job(video_id: str) -> dict[str, object]:
+        """Forget a job and its file; a running one is stopped."""
+        await jobs.delete(video_id)
+        return {"id": video_id, "deleted": True, "object": "video.deleted"}
+
+    @router.get(f"{_PREFIX}/{{video_id}}/content", response_class=FileResponse)
+    async def get_content(video_id: str) -> FileResponse:
+        """The finished MP4; ranges are served."""
+        file = jobs.content(video_id)
+        return FileResponse(file, media_type=MEDIA_TYPE, filename=file.name)
+
+
+class SyncVideo:
+    """One ``POST /v1/videos/sync``: ends with its video, its failure, its client or its time."""
+
+    def __init__(self, state: ServerState, request: Request) -> None:
+        self._state = state
+        self._request = request
+        self._request_id = f"video_sync-{uuid.uuid4().hex}"
+
+    async def answer(self) -> Response:
+        """The response; the session is over when it is returned."""
+        deadline = time.monotonic() + envs.video_sync_timeout_s()
+        start = await read_start(self._request, self._state)
+        model = start.model or self._state.config.served_model_names[0]
+        making = asyncio.create_task(self._make(start), name=self._request_id)
+        leaving = asyncio.create_task(self._client_left(), name=f"{self._request_id} client")
+        try:
+            await asyncio.wait(
+                {making, leaving},
+                timeout=max(deadline - time.monotonic(), 0.0),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            done, left = making.done(), leaving.done()
+        finally:
+            making.cancel()
+            leaving.cancel()
+            await asyncio.gather(making, leaving, return_exceptions=True)
+        if not done and left:
+            self._state.client.engine.metrics.failed("client_disconnect")
+            return Response(status_code=_CLIENT_LEFT)
+        return self._result(making, model) if done else self._too_late()
+
+    async def _make(self, start: SessionStart) -> FinishedVideo:
+        prepared = await prepare(self._state, start, self._request_id)
+        return await VideoRollout(self._state, prepared).collect()
+
+    async def _client_left(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+
+    def _result(self, making: asyncio.Task[FinishedVideo], model: str) -> Response:
+        error = making.exception()
+        if error is None:
+            video = making.result()
+            headers = {
+                "X-Request-Id": self._request_id,
+                "X-Model": model,
+                "X-Inference-Time-S": f"{video.inference_s:.3f}",
+                "X-Stage-Durations": json.dumps(video.stage_durations),
+                "X-Peak-Memory-MB": f"{video.peak_bytes / _MIB:.3f}",
+            }
+            return Response(video.mp4, media_type=MEDIA_TYPE, headers=headers)
+        if status_of(error) >= 500:
+            logger.error("%s failed", self._request_id, exc_info=error)
+        answer = error_response(error)
+        answer.headers["X-Request-Id"] = self._request_id
+        return answer
+
+    def _too_late(self) -> Response:
+        limit_s = envs.video_sync_timeout_s()
+        message = (
+            f"the video was not finished within {limit_s} s (VLLM_OMNI_VIDEO_SYNC_TIMEOUT); "
+            "POST /v1/videos makes it as a job"
+        )
+        return error_response(HttpRefusalError(504, message))
+
+
+def _check_ready(state: ServerState) -> None:
+    engine = state.client.engine
+    if not engine.is_ready:
+        reason = "the engine is loading" if engine.failure is None else str(engine.failure)
+        raise HttpRefusalError(503, f"no video can be made now: {reason}")
+
+
+def _status_of_job(job: VideoJob) -> int:
+    return 200 if job.failure is None else job.failure[0]
