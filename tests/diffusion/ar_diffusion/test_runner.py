@@ -1,0 +1,197 @@
+"""The runner frees a session on every way out and leaves the others alone."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.diffusion.models.lingbot_world.model_builders import (
+    keys_request,
+    run_rollout,
+    tiny_worker,
+)
+from vllm_omni.diffusion.messages import ChunkPlan
+from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
+from vllm_omni.errors import (
+    DeviceOutOfMemoryError,
+    InvalidRequestError,
+    OutOfKVMemoryError,
+    SessionClosedError,
+    SessionFailedError,
+)
+from vllm_omni.experimental.ar_diffusion.runner import ChunkRunner
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
+
+
+class InjectedError(Exception):
+    """Raised where a test wants it."""
+
+
+class FailingPipeline(LingBotWorldCausalDMDPipeline):
+    """The real pipeline that raises at one place of one chunk of session ``a``.
+
+    Args:
+        place: ``open``, ``probe`` (inside a forward), ``decode``, ``commit`` or ``last_layer``.
+    """
+
+    def __init__(self, worker, place, error, chunk=1):
+        pipeline = worker.pipeline
+        super().__init__(pipeline.config, pipeline.parts, pipeline.platform)
+        self.bind_pool(worker.pool)
+        self.place, self.error, self.chunk = place, error, chunk
+
+    def open_session(self, session_id, request):
+        session = super().open_session(session_id, request)
+        if self.place == "open":
+            session.close()
+            raise self.error
+        return session
+
+    def denoise_chunk(self, session, plan):
+        places = {"probe": self.parts.transformer.blocks[1], "decode": self.parts.vae.decoder}
+        with self._armed(places.get(self.place), session):
+            return super().denoise_chunk(session, plan)
+
+    def commit_chunk(self, session):
+        if self.place == "commit" and self._is_victim(session):
+            raise self.error
+        last = self.parts.transformer.blocks[-1].self_attn.norm_k
+        with self._armed(last if self.place == "last_layer" else None, session):
+            return super().commit_chunk(session)
+
+    def _is_victim(self, session):
+        return (session.session_id, session.committed.next_chunk) == ("a", self.chunk)
+
+    @contextmanager
+    def _armed(self, module, session):
+        """Let ``module`` raise when it is called, in the chunk of choice."""
+
+        def fail(*_):
+            raise self.error
+
+        if module is None or not self._is_victim(session):
+            yield
+            return
+        hook = module.register_forward_pre_hook(fail)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+@pytest.fixture
+def worker():
+    worker = tiny_worker()
+    yield worker
+    worker.runner.close_all()
+    assert worker.pool.pages.num_free == worker.pool.pages.num_pages
+
+
+def failing_runner(worker, place, error):
+    return ChunkRunner(FailingPipeline(worker, place, error), worker.platform)
+
+
+PLACES = ("probe", "decode", "commit", "last_layer")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_raise_frees_the_session_and_the_next_one_is_as_if_alone(worker, place):
+    """Bitwise: nothing of a failed session is left in the pool or in the modules."""
+    request = keys_request(3)
+    alone = run_rollout(worker, request)
+    runner, delivered = failing_runner(worker, place, InjectedError()), []
+    runner.open("a", request)
+    runner.run(ChunkPlan("a", 0), delivered.append)
+    with pytest.raises(SessionFailedError, match="chunk 1 of a failed inside the model") as caught:
+        runner.run(ChunkPlan("a", 1), delivered.append)
+    assert isinstance(caught.value.__cause__, InjectedError)
+    assert runner.num_sessions == 0
+    assert worker.pool.pages.num_free == worker.pool.pages.num_pages
+    # Pixels leave before the commit, so a raise in it comes after the chunk was handed out.
+    assert len(delivered) == (2 if place in {"commit", "last_layer"} else 1)
+    with pytest.raises(SessionClosedError, match="session a is not open"):
+        runner.run(ChunkPlan("a", 2), delivered.append)
+    after = run_rollout(worker, request)
+    assert all((x == y).all() for x, y in zip(alone, after, strict=True))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_running_out_of_device_memory_has_an_error_of_its_own(worker, place):
+    error = torch.OutOfMemoryError("tried to allocate")
+    runner = failing_runner(worker, place, error)
+    runner.open("a", keys_request(3))
+    runner.run(ChunkPlan("a", 0), lambda _: None)
+    with pytest.raises(DeviceOutOfMemoryError, match="chunk 1 of a ran out of device memory"):
+        runner.run(ChunkPlan("a", 1), lambda _: None)
+    assert runner.num_sessions == 0
+
+
+def test_no_memory_to_open(worker):
+    runner = failing_runner(worker, "open", torch.OutOfMemoryError("none"))
+    with pytest.raises(DeviceOutOfMemoryError, match="opening session a ran out of device memory"):
+        runner.open("a", keys_request(3))
+    assert runner.num_sessions == 0
+
+
+def test_a_failure_leaves_other_sessions_alone(worker):
+    """Bitwise: B is the same whether or not A fails between its chunks."""
+    request_a, request_b = keys_request(3, seed=1), keys_request(3, seed=2)
+    alone = run_rollout(worker, request_b)
+    runner, delivered = failing_runner(worker, "probe", InjectedError()), []
+    runner.open("a", request_a)
+    runner.open("b", request_b)
+    runner.run(ChunkPlan("b", 0), delivered.append)
+    runner.run(ChunkPlan("a", 0), lambda _: None)
+    with pytest.raises(SessionFailedError):
+        runner.run(ChunkPlan("a", 1), lambda _: None)
+    for chunk in (1, 2):
+        runner.run(ChunkPlan("b", chunk), delivered.append)
+    runner.close_all()
+    assert all((made.data == y).all() for made, y in zip(delivered, alone, strict=True))
+
+
+def test_a_client_that_fails_to_take_a_chunk_loses_its_session(worker):
+    def refuse(_):
+        raise InjectedError
+
+    runner = ChunkRunner(worker.pipeline, worker.platform)
+    runner.open("a", keys_request(2))
+    with pytest.raises(SessionFailedError):
+        runner.run(ChunkPlan("a", 0), refuse)
+    assert runner.num_sessions == 0
+
+
+def test_ids_are_unique_and_closing_is_idempotent(worker):
+    runner = ChunkRunner(worker.pipeline, worker.platform)
+    runner.open("a", keys_request(2))
+    with pytest.raises(InvalidRequestError, match="session a is already open"):
+        runner.open("a", keys_request(2))
+    runner.close("a")
+    runner.close("a")
+    runner.close("never")
+    assert runner.num_sessions == 0
+
+
+def test_a_session_too_many_takes_nothing(worker):
+    """The pool is of two sessions; the third is refused with numbers and leaves no trace."""
+    runner = ChunkRunner(worker.pipeline, worker.platform)
+    runner.open("a", keys_request(2))
+    runner.open("b", keys_request(2))
+    free = worker.pool.pages.num_free
+    with pytest.raises(OutOfKVMemoryError, match=r"needs \d+ KV pages, \d+ of \d+ are free"):
+        runner.open("c", keys_request(2))
+    assert (runner.num_sessions, worker.pool.pages.num_free) == (2, free)
+    runner.close_all()
+
+
+def test_timings_cover_all_parts_and_come_with_the_chunk(worker):
+    runner, delivered = ChunkRunner(worker.pipeline, worker.platform), []
+    runner.open("a", keys_request(1))
+    timings = runner.run(ChunkPlan("a", 0), delivered.append)
+    runner.close_all()
+    (result,) = delivered
+    assert result.timings.commit_ms == 0  # not yet run when the pixels leave
+    for part in ("condition_ms", "camera_ms", "probes_ms", "decode_ms", "commit_ms"):
+        assert timings.__getattribute__(part) > 0
+    assert timings.probes_ms == result.timings.probes_ms
