@@ -15,8 +15,11 @@ from vllm_omni.entrypoints.server.web_page import MEDIA_TYPES, web_page_routes
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
-STATIC = files("vllm_omni.entrypoints.server").joinpath("static")
-TEXTS = {entry.name: entry.read_text() for entry in STATIC.iterdir() if entry.is_file()}
+TEXTS = {
+    entry.name: entry.read_text()
+    for entry in files("vllm_omni.entrypoints.server.static").iterdir()
+    if entry.is_file() and entry.name != "__init__.py"
+}
 SCRIPTS = {name: text for name, text in TEXTS.items() if name.endswith(".js")}
 
 
@@ -181,8 +184,8 @@ class TestServing:
     @pytest.mark.parametrize(
         "path",
         ["/static/../web_page.py", "/static/%2e%2e/web_page.py", "/static/..%2fweb_page.py",
-         "/static/", "/static/missing.js", "/static//etc/passwd", "/scenes/moon.png",
-         "/scenes/..%2froad.png"],
+         "/static/", "/static/missing.js", "/static/__init__.py",
+         "/static//etc/passwd", "/scenes/moon.png", "/scenes/..%2froad.png"],
     )  # fmt: skip
     def test_nothing_else_is_served(self, client, path):
         response = client.get(path)
