@@ -285,8 +285,7 @@ class Engine:
         timings = self._supervisor.executor.run_chunk(
             plan, lambda result: self._hand_out(session, result, folded)
         )
-        self.metrics.diffusion_forward_s.observe((timings.probes_ms + timings.commit_ms) / 1000.0)
-        self.metrics.vae_decode_s.observe(timings.decode_ms / 1000.0)
+        self.metrics.chunk_timed(timings)
 
     def _hand_out(self, session: EngineSession, result: ChunkResult, folded: FoldedChunk) -> None:
         late_s = result.ready_s - session.deadline_s
@@ -323,6 +322,7 @@ class Engine:
                 executor = self._supervisor.executor
                 executor.close_session(session.session_id)
                 peak_bytes = executor.peak_bytes() if reason is EndReason.FINISHED else 0
+                self.metrics.peak_memory(peak_bytes)
         finally:
             session.emit(Ended(reason, error, peak_bytes))
 
@@ -355,6 +355,7 @@ class Engine:
     def _adopt(self, ready: WorkerReady) -> None:
         self._ready = ready
         self._scheduler.max_sessions = ready.sessions
+        self.metrics.max_sessions.set(ready.sessions)
         self.metrics.kv_bytes.set(ready.num_pages * ready.page_bytes)
 
     def _session(self, session_id: str) -> EngineSession:

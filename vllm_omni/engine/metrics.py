@@ -2,8 +2,13 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from vllm_omni.diffusion.messages import ChunkTimings
+
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _FINE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+_PROBES = 4
+_STAGE = "0"
+_MIB = 2**20
 
 
 class EngineMetrics:
@@ -14,6 +19,7 @@ class EngineMetrics:
         self._model = model_name
         self.running = self._gauge("num_requests_running", "Sessions that hold a place")
         self.waiting = self._gauge("num_requests_waiting", "Sessions in line")
+        self.max_sessions = self._gauge("max_sessions", "Sessions that hold a place at most")
         self.kv_bytes = self._gauge("kv_pool_bytes", "Bytes of the KV pool on one rank")
         self.kv_used_bytes = self._gauge("kv_used_bytes", "KV bytes held by sessions on one rank")
         self.event_loop_lag_s = self._histogram(
@@ -29,15 +35,25 @@ class EngineMetrics:
         self.e2e_latency_s = self._histogram(
             "e2e_request_latency_s", "Arrival of a session to its end", _SECONDS
         )
-        self.diffusion_forward_s = self._histogram(
-            "diffusion_forward_s", "Four probes and the commit of a chunk", _FINE_SECONDS
-        )
-        self.vae_decode_s = self._histogram("vae_decode_s", "Decode of a chunk", _FINE_SECONDS)
+        self._of_chunk = {
+            name: self._histogram(name, text, _FINE_SECONDS)
+            for name, text in {
+                "diffusion_exec_s": "All of a chunk, on the root rank",
+                "diffusion_preprocess_s": "Condition and camera of a chunk",
+                "diffusion_forward_s": "Four probes and the commit of a chunk",
+                "denoise_step_latency_s": "One probe, the mean over a chunk's",
+                "vae_decode_s": "Decode of a chunk",
+            }.items()
+        }
         self.chunks = self._counter("chunks", "Chunks made")
         self.deadline_misses = self._counter(
             "deadline_misses", "Chunks that came later than playback needed them"
         )
         self.worker_restarts = self._counter("worker_restarts", "Restarts of the worker group")
+        self._peak_mb = Gauge(
+            "vllm_omni:peak_memory_mb", "Peak memory of the rank that used most, in MiB",
+            ["model_name", "stage"], registry=self.registry,
+        )  # fmt: skip
         self._success = Counter(
             "vllm_omni:requests_success", "Sessions that ended well",
             ["model_name", "finished_reason"], registry=self.registry,
@@ -54,6 +70,24 @@ class EngineMetrics:
     def failed(self, reason: str) -> None:
         """Count a session that ended badly."""
         self._failed.labels(self._model, reason).inc()
+
+    def chunk_timed(self, timings: ChunkTimings) -> None:
+        """Take the durations of a chunk's parts."""
+        preprocess_ms = timings.condition_ms + timings.camera_ms
+        forward_ms = timings.probes_ms + timings.commit_ms
+        for name, value_ms in {
+            "diffusion_exec_s": preprocess_ms + forward_ms + timings.decode_ms,
+            "diffusion_preprocess_s": preprocess_ms,
+            "diffusion_forward_s": forward_ms,
+            "denoise_step_latency_s": timings.probes_ms / _PROBES,
+            "vae_decode_s": timings.decode_ms,
+        }.items():
+            self._of_chunk[name].observe(value_ms / 1000.0)
+
+    def peak_memory(self, peak_bytes: int) -> None:
+        """Take the peak after a finished rollout; 0 says nothing."""
+        if peak_bytes:
+            self._peak_mb.labels(self._model, _STAGE).set(peak_bytes / _MIB)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(f"vllm_omni:{name}", text, ["model_name"], registry=self.registry)
