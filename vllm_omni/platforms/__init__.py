@@ -10,6 +10,7 @@ __all__ = ["Platform", "create_platform"]
 _PLATFORMS = {
     "cpu": ("vllm_omni.platforms.cpu", "CpuPlatform"),
     "cuda": ("vllm_omni.platforms.cuda", "CudaPlatform"),
+    "npu": ("vllm_omni.platforms.npu", "NpuPlatform"),
 }
 
 
@@ -17,7 +18,7 @@ def create_platform(name: str) -> Platform:
     """Make the platform called ``name``.
 
     Raises:
-        ConfigError: if there is no such platform.
+        ConfigError: if there is no such platform, or its libraries are missing.
     """
     if name not in _PLATFORMS:
         raise ConfigError(f"device must be one of {', '.join(_PLATFORMS)}, got {name!r}")

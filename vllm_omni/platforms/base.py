@@ -4,6 +4,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from vllm_omni.platforms.graphs import GraphRuntime
+from vllm_omni.platforms.int8 import Int8Ops
+
 
 @runtime_checkable
 class Platform(Protocol):
@@ -40,4 +43,16 @@ class Platform(Protocol):
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy to host memory; complete when this returns, without waiting for later work."""
+        ...
+
+    def int8_ops(self) -> Int8Ops:
+        """Operators of 8-bit linears.
+
+        Raises:
+            ConfigError: if the platform has none.
+        """
+        ...
+
+    def graph_runtime(self) -> GraphRuntime:
+        """How work is captured and replayed."""
         ...

@@ -5,6 +5,9 @@ import resource
 
 import torch
 
+from vllm_omni.platforms.graphs import EagerGraphRuntime, GraphRuntime
+from vllm_omni.platforms.int8 import Int8Ops, ReferenceInt8Ops
+
 _KIB = 1024
 
 
@@ -38,3 +41,11 @@ class CpuPlatform:
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself."""
         return tensor
+
+    def int8_ops(self) -> Int8Ops:
+        """The arithmetic in plain torch."""
+        return ReferenceInt8Ops()
+
+    def graph_runtime(self) -> GraphRuntime:
+        """Calls instead of captures."""
+        return EagerGraphRuntime()

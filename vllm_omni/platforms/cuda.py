@@ -2,6 +2,10 @@
 
 import torch
 
+from vllm_omni.errors import ConfigError
+from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
+from vllm_omni.platforms.int8 import Int8Ops
+
 
 class CudaPlatform:
     """Device memory by the caching allocator, NCCL, cuDNN or flash attention through SDPA."""
@@ -39,3 +43,18 @@ class CudaPlatform:
         done.record(torch.cuda.current_stream(tensor.device))
         done.synchronize()
         return host
+
+    def int8_ops(self) -> Int8Ops:
+        """None here.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "lingbot_npu_quant has operators for device npu and a reference for cpu, got cuda; "
+            "leave it out"
+        )
+
+    def graph_runtime(self) -> GraphRuntime:
+        """Captures by CUDA graph."""
+        return DeviceGraphRuntime("cuda", GraphInterface(torch.cuda, torch.cuda.CUDAGraph))

@@ -6,6 +6,10 @@ from vllm_omni.diffusion.attention.backend import AttentionBackend
 from vllm_omni.errors import ConfigError
 
 _BACKENDS = {
+    "npu_fusion": (
+        "vllm_omni.diffusion.attention.backends.npu_fusion",
+        "NpuFusionAttention",
+    ),
     "reference": ("vllm_omni.diffusion.attention.backends.reference", "ReferenceAttention"),
     "sdpa": ("vllm_omni.diffusion.attention.backends.sdpa", "SdpaAttention"),
 }

@@ -1,0 +1,241 @@
+"""A device called ``npu`` made of host memory, by torch's interface for devices in Python.
+
+Tensors are of device type ``npu``, their bytes lie in host memory: a DLPack capsule of a CPU
+tensor is relabelled and imported. Operators map their arguments to CPU tensors over the same
+bytes and run there; views are views of the same storage. Streams and events do nothing, so this
+device shows placement, branches, arguments, shapes and transfers, and never an order of work.
+
+It replaces a part of torch for the whole process: use it in a process of its own.
+"""
+
+import ctypes
+import types
+from collections import Counter
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+_DLPACK_CPU, _DLPACK_EXTENSION = 1, 12
+_DEVICE_TYPE_OFFSET = 8
+"""Of the 32-bit device type inside a DLTensor, after its data pointer."""
+
+transfers: Counter[str] = Counter()
+"""Copies between host and device: ``to_device``, ``to_host``, and ``read_back`` of one value."""
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _relabel(tensor: torch.Tensor, device_type: int) -> torch.Tensor:
+    capsule = torch._C._to_dlpack(tensor.detach())
+    address = _capsule_pointer(capsule, b"dltensor")
+    ctypes.c_int32.from_address(address + _DEVICE_TYPE_OFFSET).value = device_type
+    return torch._C._from_dlpack(capsule)
+
+
+def host_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the same bytes."""
+    return _relabel(tensor, _DLPACK_CPU) if tensor.device.type == "npu" else tensor
+
+
+def device_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A device tensor over the bytes of a CPU tensor that starts its storage."""
+    dense = tensor.storage_offset() == 0 and (tensor.is_contiguous() or all(tensor.stride()))
+    return _relabel(tensor if dense else tensor.contiguous(), _DLPACK_EXTENSION)
+
+
+def _to_host(value):
+    if isinstance(value, torch.Tensor):
+        return host_view(value)
+    if isinstance(value, torch.device) and value.type == "npu":
+        return torch.device("cpu")
+    return value
+
+
+def run_on_host(operator, args, kwargs, body=None):
+    """Run ``body`` (the operator itself if not given) on the host, return device tensors."""
+    _refuse_mixed(operator, args, kwargs)
+    host_args, host_kwargs = pytree.tree_map(_to_host, (args, dict(kwargs)))
+    host_kwargs.pop("pin_memory", None)
+    schema = operator._schema
+    bound = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    outs = [argument.name for argument in schema.arguments if argument.is_out]
+    if outs:
+        return _run_into(operator, host_args, host_kwargs, {name: bound[name] for name in outs})
+    result = (body or operator)(*host_args, **host_kwargs)
+    several = len(schema.returns) > 1
+    values = list(result) if several else [result]
+    outputs = [
+        _output(declared, value, schema, bound)
+        for declared, value in zip(schema.returns, values, strict=False)
+    ]
+    return tuple(outputs) if several else outputs[0] if outputs else None
+
+
+def _output(declared, value, schema, bound):
+    alias = declared.alias_info
+    if alias is None or not alias.is_write:
+        return pytree.tree_map_only(torch.Tensor, device_view, value)
+    for argument in schema.arguments:
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if written and argument.alias_info.before_set & alias.before_set:
+            return bound[argument.name]
+    raise AssertionError(f"{schema.name} returns an argument that it does not name")
+
+
+def _run_into(operator, args, kwargs, outs):
+    fresh = {name: torch.empty(0, dtype=tensor.dtype) for name, tensor in outs.items()}
+    operator(*args, **{k: v for k, v in kwargs.items() if k not in outs}, **fresh)
+    for name, tensor in outs.items():
+        _resize(tensor, fresh[name].shape)
+        host_view(tensor).copy_(fresh[name])
+    tensors = tuple(outs.values())
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+_HOST_INDICES = {"aten::index", "aten::index_put_", "aten::_index_put_impl_"}
+
+
+def _refuse_mixed(operator, args, kwargs) -> None:
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    kinds = {x.device.type for x in tensors if x.dim()}
+    name = operator._schema.name
+    if len(kinds) > 1 and name not in _HOST_INDICES:
+        raise RuntimeError(f"{name}: tensors on {sorted(kinds)}; expected one device")
+    if name in _HOST_INDICES and "cpu" in {x.device.type for x in tensors if x.dim()}:
+        transfers["to_device"] += 1
+    if name in {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"}:
+        transfers["read_back"] += 1
+
+
+def _fallback(operator, *args, **kwargs):
+    return run_on_host(operator, args, kwargs)
+
+
+def _empty(size, *, dtype=None, memory_format=None, **_):
+    layout = memory_format or torch.contiguous_format
+    return device_view(torch.empty(size, dtype=dtype, memory_format=layout))
+
+
+def _empty_strided(size, stride, *, dtype=None, **_):
+    return device_view(torch.empty_strided(size, stride, dtype=dtype))
+
+
+def _copy_(target, source, non_blocking=False):
+    del non_blocking
+    if target.device.type != source.device.type:
+        transfers["to_device" if target.device.type == "npu" else "to_host"] += 1
+    host_view(target).copy_(host_view(source))
+    return target
+
+
+def _copy_from(source, target, non_blocking=False):
+    return _copy_(target, source, non_blocking)
+
+
+def _resize(tensor, size, memory_format=None):
+    del memory_format
+    if tuple(size) == tuple(tensor.shape):
+        return tensor
+    stride = torch.empty(size, device="meta").stride()
+    needed = torch.Size(size).numel() * tensor.element_size()
+    if needed > tensor.untyped_storage().nbytes():
+        storage = _empty(size, dtype=tensor.dtype).untyped_storage()
+    else:
+        storage = tensor.untyped_storage()
+    torch.ops.aten.set_.source_Storage_storage_offset(tensor, storage, 0, size, stride)
+    return tensor
+
+
+def _on_host(operator):
+    return lambda *args, **kwargs: run_on_host(operator, args, kwargs)
+
+
+def _shared_with_cpu(operator):
+    """Kernels that touch sizes and strides only are the same on every device."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    return lambda *args, **kwargs: operator.redispatch(keys, *args, **kwargs)
+
+
+class Stream:
+    """The only stream."""
+
+    def wait_event(self, event):
+        del event
+
+    def wait_stream(self, stream):
+        del stream
+
+    def synchronize(self):
+        pass
+
+
+class Event:
+    """Done when it is recorded."""
+
+    def record(self, stream=None):
+        del stream
+
+    def synchronize(self):
+        pass
+
+
+def _device_module() -> types.ModuleType:
+    module = types.ModuleType("torch.npu")
+    stream = Stream()
+    module.Stream, module.Event = Stream, Event
+    module.current_stream = lambda *_: stream
+    module.is_available = module.is_initialized = lambda: True
+    module._is_in_bad_fork = lambda: False
+    module.device_count = lambda: 1
+    module.current_device = lambda: 0
+    module.set_device = module.synchronize = module.manual_seed_all = lambda *_: None
+    module.mem_get_info = lambda *_: (60 << 30, 64 << 30)
+    module.memory_allocated = module.memory_reserved = lambda *_: 0
+    module.max_memory_allocated = lambda *_: 1 << 20
+    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    module.config = types.SimpleNamespace(allow_internal_format=False)
+    return module
+
+
+_libraries: list[torch.library.Library] = []
+_torch_empty = torch.empty
+
+
+def _unpinned_empty(*size, pin_memory=False, **options):
+    """This device has no allocator of pinned memory: host tensors are ordinary ones."""
+    del pin_memory
+    return _torch_empty(*size, **options)
+
+
+def install() -> types.ModuleType:
+    """Register the device with torch; returns the module ``torch.npu``."""
+    module = _device_module()
+    _setup_privateuseone_for_python_backend("npu", backend_module=module)
+    boxed = torch.library.Library("_", "IMPL")
+    boxed.fallback(_fallback, "PrivateUse1")
+    aten, kernels = torch.library.Library("aten", "IMPL"), torch.ops.aten
+    for name, kernel in {
+        "empty.memory_format": _empty, "empty_strided": _empty_strided, "copy_": _copy_,
+        "_copy_from": _copy_from, "resize_": _resize, "record_stream": lambda *_: None,
+        "convolution_overrideable": _on_host(kernels.convolution.default),
+        # Otherwise split into parts that round in other places than the host's kernels.
+        "scaled_dot_product_attention": _on_host(kernels.scaled_dot_product_attention.default),
+        "native_layer_norm": _on_host(kernels.native_layer_norm.default),
+    }.items():  # fmt: skip
+        aten.impl(name, kernel, "PrivateUse1")
+    for name, operator in {
+        "as_strided": kernels.as_strided.default, "view": kernels.view.default,
+        "_reshape_alias": kernels._reshape_alias.default, "unfold": kernels.unfold.default,
+        "set_.source_Storage": kernels.set_.source_Storage, "set_": kernels.set_.default,
+        "set_.source_Storage_storage_offset": kernels.set_.source_Storage_storage_offset,
+        "set_.source_Tensor": kernels.set_.source_Tensor,
+    }.items():  # fmt: skip
+        aten.impl(name, _shared_with_cpu(operator), "PrivateUse1")
+    aten.impl("_pin_memory", lambda tensor, *_: tensor, "CPU")
+    aten.impl("is_pinned", lambda *_: False, "CPU")
+    _libraries.extend((boxed, aten))
+    torch.empty = _unpinned_empty
+    return module

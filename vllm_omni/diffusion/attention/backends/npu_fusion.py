@@ -1,0 +1,79 @@
+"""Attention by the fused operator of Ascend NPUs, dense for an extent, packed for pages.
+
+A chunk sees all of its window, so there is never a mask. The operator's own default scale is 1
+and its layouts carry no check against each other: both are always given.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vllm_omni.diffusion.attention.backend import gather_pages
+from vllm_omni.errors import ConfigError
+from vllm_omni.platforms.npu import load_torch_npu
+
+_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class NpuFusionAttention:
+    """Views of the pool in, one operator, nothing read back to the host."""
+
+    name = "npu_fusion"
+
+    def __init__(self) -> None:
+        self._torch_npu = load_torch_npu()
+
+    def attend(
+        self,
+        query: Float[Tensor, "tokens heads head_dim"],
+        key: Float[Tensor, "visible heads head_dim"],
+        value: Float[Tensor, "visible heads head_dim"],
+        *,
+        scale: float,
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        """Attend in the layout (batch, sequence, heads, dim), which needs no lengths."""
+        _check_dtype(query.dtype)
+        batched = (x.contiguous().unsqueeze(0) for x in (query, key, value))
+        output = self._torch_npu.npu_fusion_attention(*batched, query.shape[1], "BSND", scale=scale)
+        return output[0].squeeze(0)
+
+    def attend_pages(
+        self,
+        query: Float[Tensor, "tokens heads head_dim"],
+        key_pages: Float[Tensor, "pages page_tokens heads head_dim"],
+        value_pages: Float[Tensor, "pages page_tokens heads head_dim"],
+        *,
+        block_table: Int[Tensor, " window_pages"],
+        visible_tokens: int,
+        scale: float,
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        """Gather whole pages, then attend in the packed layout (all tokens, heads, dim).
+
+        Its lengths are the ends of the sequences, counted from the first one's start. They are
+        host integers: a device tensor would be read back before every call.
+        """
+        _check_dtype(query.dtype)
+        output = self._torch_npu.npu_fusion_attention(
+            query.contiguous(),
+            gather_pages(key_pages, block_table, visible_tokens),
+            gather_pages(value_pages, block_table, visible_tokens),
+            query.shape[1],
+            "TND",
+            scale=scale,
+            actual_seq_qlen=cumulative_ends([query.shape[0]]),
+            actual_seq_kvlen=cumulative_ends([visible_tokens]),
+        )
+        return output[0]
+
+
+def cumulative_ends(lengths: list[int]) -> list[int]:
+    """Ends of consecutive sequences: ``[2, 2, 2]`` becomes ``[2, 4, 6]``."""
+    return [sum(lengths[: index + 1]) for index in range(len(lengths))]
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in _DTYPES:
+        raise ConfigError(
+            f"the attention of Ascend NPUs takes float16 and bfloat16, got {dtype}; set dtype: "
+            "bfloat16"
+        )

@@ -1,0 +1,60 @@
+"""Compares an attention backend once, at start-up, with attention written out in float32."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vllm_omni.diffusion.attention.backend import AttentionBackend
+from vllm_omni.diffusion.attention.backends.reference import ReferenceAttention
+from vllm_omni.errors import ConfigError
+
+_QUERY_TOKENS = 5
+_VISIBLE_TOKENS = 37
+_PAGE_TOKENS = 16
+_PAGE_ORDER = (3, 0, 2)
+"""Pages of the scattered case: out of order, and the last one is cut."""
+_HEADS = 3
+_PEAKED = 4.0
+"""Scales the queries so that few keys dominate: an average of all values would be far off."""
+
+
+def check_attention(
+    backend: AttentionBackend, *, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Run a small random case through both entries of the backend.
+
+    Raises:
+        ConfigError: if a result is further from the float32 reference than rounding explains.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Float[Tensor, "..."]:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    query = _PEAKED * draw(_QUERY_TOKENS, _HEADS, head_dim)
+    pages = [draw(max(_PAGE_ORDER) + 1, _PAGE_TOKENS, _HEADS, head_dim) for _ in range(2)]
+    table = torch.tensor(_PAGE_ORDER)
+    scale = head_dim**-0.5
+    key, value = (p[table].flatten(0, 1)[:_VISIBLE_TOKENS].contiguous() for p in pages)
+    wanted = ReferenceAttention().attend(query.float(), key.float(), value.float(), scale=scale)
+    results = {
+        "extent": backend.attend(*(x.to(device) for x in (query, key, value)), scale=scale),
+        "pages": backend.attend_pages(
+            *(x.to(device) for x in (query, *pages)),
+            block_table=table.to(device),
+            visible_tokens=_VISIBLE_TOKENS,
+            scale=scale,
+        ),
+    }
+    # A result is an average of values. Rounding each weight, each value and the sum to the dtype
+    # moves it by at most 2 eps max|v|; as much again is left for the order of sums.
+    allowed = 4 * torch.finfo(dtype).eps * float(value.float().abs().max())
+    for entry, result in results.items():
+        worst = float((result.cpu().float() - wanted).abs().max())
+        if not worst <= allowed:
+            raise ConfigError(
+                f"attention backend {backend.name} is wrong on {device}: its {entry} entry is off "
+                f"the float32 reference by {worst:.3g}, rounding to {dtype} allows {allowed:.3g}; "
+                "choose another (diffusion_attention_backend), or other versions of the device's "
+                "libraries"
+            )

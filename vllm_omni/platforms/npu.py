@@ -1,0 +1,126 @@
+"""Ascend NPUs: the one place, with their attention backend, where torch_npu is named."""
+
+from types import ModuleType
+
+import torch
+from jaxtyping import Float, Float32, Int8
+from torch import Tensor
+
+from vllm_omni.errors import ConfigError
+from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
+from vllm_omni.platforms.int8 import Int8Ops
+
+_FRACTAL_NZ = 29
+"""Number of the tiled weight layout in the vendor's list of formats."""
+
+
+def load_torch_npu() -> ModuleType:
+    """Import torch_npu, which adds the device ``npu`` to torch.
+
+    Raises:
+        ConfigError: if it is not installed or its CANN libraries are missing.
+    """
+    try:
+        import torch_npu
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"device npu needs torch_npu and CANN, which cannot be loaded: {error}; install the "
+            "versions of docs/recipes/lingbot_world_v2_npu.md and source CANN's set_env.sh, or "
+            "choose another device"
+        ) from error
+    return torch_npu
+
+
+class NpuPlatform:
+    """Device memory by torch_npu's caching allocator, HCCL, the vendor's fused attention."""
+
+    name = "npu"
+    collective_backend = "hccl"
+    attention_backend = "npu_fusion"
+    pool_from_free_memory = True
+
+    def __init__(self) -> None:
+        self._torch_npu = load_torch_npu()
+        self._npu = self._torch_npu.npu
+
+    def device(self, local_rank: int) -> torch.device:
+        """NPU ``local_rank`` among the visible ones."""
+        device = torch.device("npu", local_rank)
+        self._npu.set_device(device)
+        return device
+
+    def free_bytes(self, device: torch.device) -> int:
+        """Free memory of the runtime plus what the allocator holds unused."""
+        free, _ = self._npu.mem_get_info(device)
+        return free + self._npu.memory_reserved(device) - self._npu.memory_allocated(device)
+
+    def peak_bytes(self, device: torch.device) -> int:
+        """Peak of allocated bytes."""
+        return self._npu.max_memory_allocated(device)
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for the device."""
+        self._npu.synchronize(device)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy through pinned memory and wait for this copy only, not for work queued later.
+
+        Every call takes a fresh pinned buffer: one that is used again might be written before
+        an earlier copy out of it has run.
+        """
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        done = self._npu.Event()
+        done.record(self._npu.current_stream(tensor.device))
+        done.synchronize()
+        return host
+
+    def int8_ops(self) -> Int8Ops:
+        """The vendor's quantised matrix product."""
+        return NpuInt8Ops(self._torch_npu)
+
+    def graph_runtime(self) -> GraphRuntime:
+        """Captures by NPUGraph."""
+        return DeviceGraphRuntime("npu", GraphInterface(self._npu, self._npu.NPUGraph))
+
+
+class NpuInt8Ops:
+    """Dynamic 8-bit quantisation and matrix product; see :class:`Int8Ops` for the arithmetic."""
+
+    name = "npu"
+    widest = 65535
+
+    def __init__(self, torch_npu: ModuleType) -> None:
+        self._torch_npu = torch_npu
+
+    def quantize_rows(
+        self, x: Float[Tensor, "rows columns"]
+    ) -> tuple[Int8[Tensor, "rows columns"], Float32[Tensor, " rows"]]:
+        """One operator; the device rounds."""
+        return self._torch_npu.npu_dynamic_quant(x)
+
+    def arrange_weight(
+        self, weight: Int8[Tensor, "columns inner"], *, fractal: bool
+    ) -> Int8[Tensor, "inner columns"]:
+        """Transpose, then cast to NZ if asked; later views of an NZ tensor are not allowed."""
+        arranged = weight.t().contiguous()
+        if not fractal:
+            return arranged
+        # Without this the cast keeps the plain layout and only warns.
+        self._torch_npu.npu.config.allow_internal_format = True
+        return self._torch_npu.npu_format_cast(arranged, _FRACTAL_NZ)
+
+    def matmul(
+        self,
+        x: Int8[Tensor, "rows inner"],
+        weight: Int8[Tensor, "inner columns"],
+        *,
+        row_scale: Float32[Tensor, " rows"],
+        column_scale: Float32[Tensor, " columns"],
+        bias: Float[Tensor, " columns"] | None,
+        dtype: torch.dtype,
+    ) -> Float[Tensor, "rows columns"]:
+        """One operator. The output dtype is always named: left out, it would be int8."""
+        return self._torch_npu.npu_quant_matmul(
+            x, weight, column_scale, pertoken_scale=row_scale, bias=bias, output_dtype=dtype
+        )
