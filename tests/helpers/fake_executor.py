@@ -75,7 +75,7 @@ class FakeExecutor:
     def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
         if plan.session_id not in self.open_ids:
             raise SessionClosedError(plan.session_id)
-        assert self.gate.wait(10), "the test never opened the gate"
+        assert self.gate.wait(60), "the test never opened the gate"
         time.sleep(self.chunk_s)
         self.plans.append(plan)
         key = (self._ordinals[plan.session_id], plan.chunk_index)

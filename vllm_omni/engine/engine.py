@@ -154,7 +154,7 @@ class Engine:
             change: makes the new request of the one with the current prompt.
         """
         with self._wake:
-            self._session(session_id).resets.append(change)
+            self._session(session_id).add_reset(change)
             self._wake.notify()
 
     def delivered(self, session_id: str) -> None:
@@ -334,6 +334,9 @@ class Engine:
         lost = WorkerRestartedError(f"the workers were restarted: {error}")
         for session in self._scheduler.placed:
             self._end(session, EndReason.FAILED, lost)
+        if self._draining:
+            # Whatever still stands in line ends in the next step; no group is needed for that.
+            return True
         try:
             ready = self._supervisor.relaunch()
         except OmniError as final:

@@ -9,7 +9,10 @@ from enum import StrEnum
 from vllm_omni.diffusion.geometry import pixel_frames_of
 from vllm_omni.diffusion.messages import ChunkResult, SessionRequest
 from vllm_omni.engine.interactions import ChunkReceipt, InteractionBox
-from vllm_omni.errors import OmniError
+from vllm_omni.errors import InvalidRequestError, OmniError
+
+MAX_RESETS = 16
+"""Resets of one session that may wait for one chunk boundary."""
 
 
 class SessionStatus(StrEnum):
@@ -201,6 +204,18 @@ class EngineSession:
         self.last_chunk_s = ready_s
         self.chunks_made += 1
         self.undelivered += 1
+
+    def add_reset(self, change: Callable[[SessionRequest], SessionRequest]) -> None:
+        """Restart at the next chunk boundary, after the resets that wait already.
+
+        Raises:
+            InvalidRequestError: if too many wait.
+        """
+        if len(self.resets) >= MAX_RESETS:
+            raise InvalidRequestError(
+                f"{MAX_RESETS} resets wait for the next chunk already; send fewer per chunk"
+            )
+        self.resets.append(change)
 
     def request_after_resets(self) -> SessionRequest:
         """What the session is asked for once all waiting resets are applied, in order."""

@@ -23,7 +23,9 @@ from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.operations import operations_router
 from vllm_omni.entrypoints.server.realtime_video import RealtimeVideoSession, Timers
 from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.entrypoints.server.transport import uvicorn_config
 from vllm_omni.entrypoints.server.videos import videos_router
+from vllm_omni.entrypoints.server.web_page import web_page_routes
 from vllm_omni.errors import OmniError
 from vllm_omni.logger import get_logger
 
@@ -31,6 +33,9 @@ logger = get_logger(__name__)
 
 _LAG_PERIOD_S = 0.1
 _DRAIN_POLL_S = 0.05
+_DRAIN_SHARE = 0.6
+"""Part of the shutdown limit for running chunks; connections and workers end in the rest."""
+_WORKER_END_S = 2.0
 
 
 def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
@@ -48,6 +53,9 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
     app.add_middleware(AccessControl, config=state.config)
     app.include_router(operations_router(state))
     app.include_router(videos_router(state))
+
+    if state.config.web_page:
+        app.router.routes.extend(web_page_routes())
 
     @app.websocket("/v1/realtime/video")
     async def realtime_video(socket: WebSocket) -> None:
@@ -83,6 +91,7 @@ class EngineServer(uvicorn.Server):
         super().__init__(config)
         self._state = state
         self._ending: asyncio.Task[None] | None = None
+        self._end_by_s: float | None = None
         self.exit_status = 0
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -92,7 +101,10 @@ class EngineServer(uvicorn.Server):
             await super().serve(sockets)
         finally:
             engine.cancel()
-            await asyncio.to_thread(self._state.client.engine.close)
+            for fault in await asyncio.gather(engine, return_exceptions=True):
+                if isinstance(fault, Exception):
+                    logger.critical("the engine stopped by a bug", exc_info=fault)
+            await asyncio.to_thread(self._state.client.engine.close, self._time_left_s())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: stop admission, finish running chunks, tell clients. Second: stop now."""
@@ -100,28 +112,45 @@ class EngineServer(uvicorn.Server):
             super().handle_exit(sig, frame)
             return
         logger.info("%s: draining", signal.Signals(sig).name)
+        self._end_by_s = time.monotonic() + self._state.config.shutdown_timeout_s
         self._state.client.engine.drain()
         self._ending = asyncio.get_event_loop().create_task(self._end_when_drained())
 
     async def _run_engine(self) -> None:
-        engine = self._state.client.engine
-        started = time.monotonic()
         try:
-            await asyncio.to_thread(engine.start)
-            logger.info("ready after %.1f s", time.monotonic() - started)
-            while engine.failure is None:
-                await asyncio.sleep(_LAG_PERIOD_S)
-            raise engine.failure
+            await self._keep_engine()
         except OmniError as error:
             logger.critical("%s", error)
-            self.exit_status = 1
-            self.should_exit = True
+            self._give_up()
+        except Exception:
+            self._give_up()
+            raise
+
+    async def _keep_engine(self) -> None:
+        """Start the engine; raises what it ends with."""
+        engine = self._state.client.engine
+        started = time.monotonic()
+        await asyncio.to_thread(engine.start)
+        logger.info("ready after %.1f s", time.monotonic() - started)
+        while engine.failure is None:
+            await asyncio.sleep(_LAG_PERIOD_S)
+        raise engine.failure
+
+    def _give_up(self) -> None:
+        self.exit_status = 1
+        self.should_exit = True
 
     async def _end_when_drained(self) -> None:
-        deadline = time.monotonic() + self._state.config.shutdown_timeout_s
+        deadline = time.monotonic() + _DRAIN_SHARE * self._state.config.shutdown_timeout_s
         while self._state.sockets and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
         self.should_exit = True
+
+    def _time_left_s(self) -> float:
+        """For the engine to end by itself."""
+        if self._end_by_s is None:
+            return self._state.config.shutdown_timeout_s
+        return max(self._end_by_s - time.monotonic() - _WORKER_END_S, 0.0)
 
 
 def run_server(
@@ -133,17 +162,12 @@ def run_server(
         Exit status of the process.
     """
     client = EngineClient.create(resolved, model_name=server.served_model_names[0], warm_up=True)
+    return serve_engine(client, server=server, listener=listener)
+
+
+def serve_engine(client: EngineClient, *, server: ServerConfig, listener: socket.socket) -> int:
+    """:func:`run_server` for an engine that is made but not started."""
     state = ServerState(client, server, images=ImageSource(server.allowed_media_domains))
-    config = uvicorn.Config(
-        create_app(state),
-        log_level=server.log_level,
-        access_log=server.access_log,
-        ssl_keyfile=server.ssl_keyfile,
-        ssl_certfile=server.ssl_certfile,
-        ssl_ca_certs=server.ssl_ca_certs,
-        ssl_cert_reqs=server.ssl_cert_reqs,
-        timeout_graceful_shutdown=int(server.shutdown_timeout_s),
-    )
-    uvicorn_server = EngineServer(config, state)
+    uvicorn_server = EngineServer(uvicorn_config(create_app(state), server), state)
     uvicorn_server.run(sockets=[listener])
     return uvicorn_server.exit_status

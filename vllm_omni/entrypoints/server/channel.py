@@ -23,7 +23,7 @@ class ClientGoneError(Exception):
 
 
 class ClientTooSlowError(OmniError):
-    """The client did not take a message in time."""
+    """The client did not take a message in time; ends the session."""
 
     code = "client_too_slow"
 
@@ -56,6 +56,11 @@ class SocketChannel:
             raise InvalidRequestError("binary frames are not part of this protocol; send text")
         return text
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether a message waits for the client to read; that wait has a limit of its own."""
+        return self._lock.locked()
+
     async def send(self, message: ServerMessage) -> None:
         """Send one message.
 
@@ -63,9 +68,13 @@ class SocketChannel:
             ClientGoneError: if the socket was closed.
             ClientTooSlowError: if the client does not read.
         """
+        await self.send_text(message.type, message.to_text())
+
+    async def send_text(self, message_type: str, text: str) -> None:
+        """:meth:`send` for a message that was turned into text already, off the event loop."""
         async with self._lock:
-            self.state.sending(message.type)
-            await self._write(message.to_text())
+            self.state.sending(message_type)
+            await self._write(text)
 
     async def send_chunk(self, metadata: VideoChunkMetadata, payload: bytes) -> None:
         """Send metadata and its binary frame with nothing between them."""
@@ -81,6 +90,19 @@ class SocketChannel:
         """Tell the client about an error; says nothing once the session has ended."""
         if not self.state.ended:
             await self.send(ErrorMessage.of(error, request_id=request_id, event_id=event_id))
+
+    async def send_last(self, error: OmniError, *, request_id: str) -> None:
+        """Say why the session ends, whatever else was due; nobody may be listening any more."""
+        if self.state.ended:
+            return
+        self.state.end()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._socket.send_text(
+                    ErrorMessage.of(error, request_id=request_id).to_text()
+                )
+        except (TimeoutError, RuntimeError, WebSocketDisconnect, OSError):
+            return
 
     async def close(self) -> None:
         """Close with 1000; a client that has gone or does not read is no error."""

@@ -45,8 +45,16 @@ from vllm_omni.entrypoints.server.protocol import (
     parse_start,
 )
 from vllm_omni.entrypoints.server.state import ServerState
-from vllm_omni.errors import InvalidRequestError, OmniError
+from vllm_omni.errors import (
+    InvalidRequestError,
+    OmniError,
+    SessionClosedError,
+    SessionFailedError,
+)
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+_MAX_RESETS = 4
+"""Resets of one session that may wait for their pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,8 @@ class Timers:
 class RealtimeVideoSession:
     """Runs the protocol of one accepted socket.
 
-    Three tasks: this one makes and sends chunks, one reads the client, one watches for stalls.
+    Four tasks, of which the first to end ends the session: one makes and sends chunks, one reads
+    the client, one prepares resets, one watches for stalls.
     """
 
     def __init__(self, channel: SocketChannel, state: ServerState, timers: Timers) -> None:
@@ -76,8 +85,10 @@ class RealtimeVideoSession:
         self._timers = timers
         self._engine = state.client.engine
         self._events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+        self._resets: asyncio.Queue[SessionReset] = asyncio.Queue(_MAX_RESETS)
         self._request_id = f"video_stream-{uuid.uuid4().hex}"
         self._session_id: str | None = None
+        self._position: int | None = None
         self._stopped = False
         self._binary_frames = 0
         self._started_s = time.monotonic()
@@ -88,9 +99,14 @@ class RealtimeVideoSession:
         try:
             await self._run()
         except ClientGoneError:
-            self._state.client.engine.metrics.failed("client_disconnect")
+            self._engine.metrics.failed("client_disconnect")
         except OmniError as error:
-            await self._tell(error)
+            await self._channel.send_last(error, request_id=self._request_id)
+        except Exception:
+            # Raised again for the log: a client learns that something broke, never what.
+            fault = SessionFailedError("the session failed inside the server; its log says why")
+            await self._channel.send_last(fault, request_id=self._request_id)
+            raise
         finally:
             if self._session_id is not None:
                 self._engine.stop(self._session_id)
@@ -98,35 +114,54 @@ class RealtimeVideoSession:
 
     async def _run(self) -> None:
         start = await self._receive_start()
-        params = start.resolved()
+        video = asyncio.create_task(self._make_video(start), name="video")
         reader = asyncio.create_task(self._read_client(), name="reader")
+        resets = asyncio.create_task(self._prepare_resets(), name="resets")
         watch = asyncio.create_task(self._watch_for_stall(), name="stall watch")
-        video = asyncio.create_task(self._make_video(start, params), name="video")
-        tasks = {reader, watch, video}
+        tasks = (video, reader, resets, watch)
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
+        for task in tasks:
+            if task in done:
+                task.result()
+        if video not in done:
+            await self._end_early(stalled=watch in done)
+
+    async def _end_early(self, *, stalled: bool) -> None:
+        """Say the end for a session whose video nobody waits for."""
+        if stalled:
+            await self._channel.send_error(
+                SessionClosedError(f"Stall timeout: no progress for {self._timers.stall:.0f} s"),
+                request_id=self._request_id,
+            )
+        await self._send_done(stopped=True)
 
     # ------------------------------------------------------------ video
 
-    async def _make_video(self, start: SessionStart, params: StartParams) -> None:
-        if not params.queue:
+    async def _make_video(self, start: SessionStart) -> None:
+        if not start.queue:
             await self._send_start(start)
-        request = await self._parse(params)
-        options = SessionOptions(max_lead_ms=params.max_lead_ms)
-        loop = asyncio.get_running_loop()
-        self._session_id = self._engine.open(
-            request,
-            lambda event: loop.call_soon_threadsafe(self._events.put_nowait, event),
-            options,
-        )
-        encoder = ChunkEncoder(request.width, request.height, params.fps, params.encoder)
         try:
+            await self._stream(start)
+        except ClientTooSlowError:
+            raise
+        except OmniError:
+            if not self._stopped:
+                raise
+            await self._send_done(stopped=True)
+
+    async def _stream(self, start: SessionStart) -> None:
+        params = start.resolved()
+        request = await self._parse(params)
+        encoder = await self._state.in_thread(
+            ChunkEncoder, request.width, request.height, params.fps, params.encoder
+        )
+        try:
+            self._open(request, SessionOptions(max_lead_ms=params.max_lead_ms))
             while not isinstance(event := await self._events.get(), Ended):
                 self._progressed()
                 await self._handle(event, start, encoder)
@@ -134,11 +169,20 @@ class RealtimeVideoSession:
         finally:
             encoder.close()
 
+    def _open(self, request: SessionRequest, options: SessionOptions) -> None:
+        loop = asyncio.get_running_loop()
+
+        def sink(event: SessionEvent) -> None:
+            loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+        self._session_id = self._engine.open(request, sink, options)
+
     async def _handle(
         self, event: SessionEvent, start: SessionStart, encoder: ChunkEncoder
     ) -> None:
         match event:
-            case Waiting(position) if start.queue:
+            case Waiting(position) if start.queue and position != self._position:
+                self._position = position
                 await self._channel.send(
                     SessionQueued(request_id=self._request_id, position=position)
                 )
@@ -182,25 +226,28 @@ class RealtimeVideoSession:
                 byte_length=len(trailer),
                 generation_chunk_index=None,
                 transport_chunk_index=self._binary_frames,
+                server_ready_ms=None,
+                applied=None,
             )
             await self._channel.send_chunk(metadata, trailer)
             self._binary_frames += 1
+        await self._send_done(stopped=ended.reason is not EndReason.FINISHED)
+
+    async def _send_done(self, *, stopped: bool) -> None:
         await self._channel.send(
-            SessionDone(
-                request_id=self._request_id,
-                chunks=self._binary_frames,
-                stopped=ended.reason is EndReason.STOPPED,
-            )
+            SessionDone(request_id=self._request_id, chunks=self._binary_frames, stopped=stopped)
         )
 
     async def _send_start(self, start: SessionStart) -> None:
-        await self._channel.send(
-            VideoStart(
-                request_id=self._request_id,
-                config=start.config(),
-                capabilities=self._state.capabilities(),
-            )
-        )
+        capabilities = self._state.capabilities()
+
+        def text() -> str:
+            return VideoStart(
+                request_id=self._request_id, config=start.config(), capabilities=capabilities
+            ).to_text()
+
+        # It repeats the picture: up to four million characters.
+        await self._channel.send_text("video.start", await self._state.in_thread(text))
         self._started_s = time.monotonic()
         self._progressed()
 
@@ -235,17 +282,20 @@ class RealtimeVideoSession:
             raise InvalidRequestError(
                 f"no session.start within {self._timers.start:.0f} s"
             ) from None
-        start = parse_start(text)
+        start = await self._state.in_thread(parse_start, text)
         start.check_model(self._state.config.served_model_names)
         self._channel.state.received(start.type)
         return start
 
     async def _read_client(self) -> None:
+        """Obey the client; returns when it stops a session that has made nothing yet."""
         while True:
             try:
                 text = await self._channel.receive()
                 message = parse_control(text)
                 self._channel.state.received(message.type)
+                if isinstance(message, SessionStop) and self._stop_now():
+                    return
                 await self._obey(message)
             except InvalidRequestError as error:
                 await self._channel.send_error(error, request_id=self._request_id)
@@ -257,19 +307,22 @@ class RealtimeVideoSession:
             case SessionPing():
                 self._progressed()
                 await self._channel.send(SessionPong())
-            case SessionStop():
-                await self._stop()
             case SessionInteraction():
                 await self._steer(message)
             case SessionReset():
-                await self._reset(message)
+                self._require_session()
+                if self._resets.full():
+                    raise InvalidRequestError(f"{_MAX_RESETS} resets are waiting already")
+                self._resets.put_nowait(message)
 
-    async def _stop(self) -> None:
+    def _stop_now(self) -> bool:
+        """Stop the session; whether there is no chunk to wait for."""
         self._stopped = True
-        if self._session_id is not None:
-            self._engine.stop(self._session_id)
-        else:
-            self._events.put_nowait(Ended(EndReason.STOPPED))
+        if self._session_id is None:
+            return True
+        waiting = self._engine.is_waiting(self._session_id)
+        self._engine.stop(self._session_id)
+        return waiting
 
     async def _steer(self, message: SessionInteraction) -> None:
         event_id = message.interaction.event_id
@@ -283,6 +336,17 @@ class RealtimeVideoSession:
         await self._channel.send(
             SessionInteractionQueued(request_id=self._request_id, event_id=event_id)
         )
+
+    async def _prepare_resets(self) -> None:
+        """Pictures may take a minute to come; meanwhile the client is read."""
+        while True:
+            message = await self._resets.get()
+            try:
+                await self._reset(message)
+            except ClientTooSlowError:
+                raise
+            except OmniError as error:
+                await self._channel.send_error(error, request_id=self._request_id)
 
     async def _reset(self, message: SessionReset) -> None:
         image = None
@@ -306,30 +370,15 @@ class RealtimeVideoSession:
             raise InvalidRequestError("the session is being prepared; try again in a moment")
         return self._session_id
 
-    # ------------------------------------------------------------ stalls and errors
+    # ------------------------------------------------------------ stalls
 
     def _progressed(self) -> None:
         self._progress_s = time.monotonic()
 
     async def _watch_for_stall(self) -> None:
-        while True:
+        """Returns when nothing has happened for too long."""
+        while time.monotonic() - self._progress_s <= self._timers.stall:
             await asyncio.sleep(self._timers.poll)
-            if self._session_id is not None and self._engine.is_waiting(self._session_id):
+            in_line = self._session_id is not None and self._engine.is_waiting(self._session_id)
+            if in_line or self._channel.is_sending:
                 self._progressed()
-            if time.monotonic() - self._progress_s > self._timers.stall:
-                break
-        await self._channel.send_error(
-            InvalidRequestError(f"Stall timeout: no progress for {self._timers.stall:.0f} s"),
-            request_id=self._request_id,
-        )
-        await self._stop()
-        await asyncio.Event().wait()
-
-    async def _tell(self, error: OmniError) -> None:
-        """Tell the client what ended the session, if it still listens."""
-        if isinstance(error, ClientTooSlowError):
-            return
-        try:
-            await self._channel.send_error(error, request_id=self._request_id)
-        except (ClientGoneError, ClientTooSlowError):
-            return
