@@ -3,6 +3,8 @@
 #   make demo    a picture, a prompt and a camera path become a short video, on any CPU
 #   make test    everything that a change must pass: format, lint, types, import layers, tests
 #   make soak    the long-run tests (1000 chunks)
+#   make serve-demo   a server with the tiny checkpoint and its web page on 127.0.0.1:8000
+#   make test-web     the tests of the web page, in a headless Chromium of the system
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +16,7 @@ TORCH ?= torch==2.13.0
 WORKERS ?= 2
 export OMP_NUM_THREADS = 1
 
-.PHONY: setup demo test check static unit soak clean
+.PHONY: setup demo test check static unit soak serve-demo test-web clean
 
 setup: $(STAMP)
 
@@ -44,6 +46,16 @@ unit: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak -s --timeout 3600
+
+serve-demo: $(STAMP)
+	$(BIN)/vllm-omni tiny-checkpoint build/serve-demo/model --force
+	@echo "The page will be at http://127.0.0.1:8000/ in a few seconds. Random weights paint noise."
+	$(BIN)/vllm-omni serve build/serve-demo/model --omni --host 127.0.0.1 --port 8000 \
+	  --deploy-config benchmarks/lingbot_world/configs/cpu_tiny.yaml
+
+test-web: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,web-test]'
+	$(BIN)/python -m pytest tests/web
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
