@@ -100,6 +100,7 @@ class LayerParts:
         backend: how attention is computed.
         tensor_parallel: ranks that share the weights.
         exchange: exchanges between the ranks that share the tokens.
+        feed_forward: how the weights of the feed-forward part are; ``None`` for like all others.
         attend: :func:`attend_window`, or a wrapper that a compiler does not look into.
     """
 
@@ -109,6 +110,7 @@ class LayerParts:
     backend: AttentionBackend
     tensor_parallel: RankGroup
     exchange: UlyssesExchange
+    feed_forward: LinearMethod | None = None
     attend: WindowAttention = attend_window
 
     @property

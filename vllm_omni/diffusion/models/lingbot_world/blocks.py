@@ -82,10 +82,11 @@ class LingBotWorldBlock(nn.Module):
         self.self_attn = SelfAttention(parts)
         self.cross_attn = CrossAttention(parts)
         self.norm3 = AffineLayerNorm(dim, config.eps, dtype)
+        ffn = parts.feed_forward or linear
         self.ffn = nn.Sequential(
-            ColumnParallelLinear(dim, config.ffn_dim, dtype, linear, group=group),
+            ColumnParallelLinear(dim, config.ffn_dim, dtype, ffn, group=group),
             nn.GELU(approximate="tanh"),
-            RowParallelLinear(config.ffn_dim, dim, dtype, linear, group=group),
+            RowParallelLinear(config.ffn_dim, dim, dtype, ffn, group=group),
         )
         self.cam_injector_layer1 = ColumnParallelLinear(dim, dim, dtype, linear, group=group)
         self.cam_injector_layer2 = RowParallelLinear(dim, dim, dtype, linear, group=group)

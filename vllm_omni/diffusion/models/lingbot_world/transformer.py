@@ -100,8 +100,13 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         return weight_targets(self)
 
     def embed_time(self, timesteps: Float32[Tensor, " rows"]) -> TimeEmbedding:
-        """Embed one timestep per row; a schedule's rows can be embedded once and kept."""
-        sinusoid = timestep_sinusoid(timesteps, self.config.freq_dim).to(self.dtype)
+        """Embed one timestep per row; a schedule's rows can be embedded once and kept.
+
+        Args:
+            timesteps: best on the host, where float64 is what it says on every platform.
+        """
+        sinusoid = timestep_sinusoid(timesteps, self.config.freq_dim)
+        sinusoid = sinusoid.to(self.patch_embedding.weight.device, self.dtype)
         embedded = self.time_embedding(sinusoid)
         return TimeEmbedding(
             head=embedded, blocks=self.time_projection(embedded).unflatten(-1, (6, -1))
