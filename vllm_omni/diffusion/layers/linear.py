@@ -162,9 +162,14 @@ class QKVParallelLinear(ShardedLinear):
         self.group = group
         self.dim = dim
 
+    @property
+    def local_dim(self) -> int:
+        """Output features of each of the three parts on this rank."""
+        return self.bias.shape[0] // len(self.PARTS)
+
     def forward_kv(self, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
         """Key and value only, for a layer whose query is never used."""
-        rows = self.dim // self.group.size
+        rows = self.local_dim
         return F.linear(x, self.weight[rows:], self.bias[rows:])
 
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:

@@ -138,6 +138,11 @@ class SelfAttention(nn.Module):
         self.norm_q = parts.qk_norm()
         self.norm_k = parts.qk_norm()
 
+    @property
+    def local_heads(self) -> int:
+        """Heads that this rank's weights make."""
+        return self.qkv.local_dim // self.parts.config.attention_head_dim
+
     def forward(
         self, x: Float[Tensor, "tokens dim"], window: LayerWindow
     ) -> Float[Tensor, "tokens dim"]:

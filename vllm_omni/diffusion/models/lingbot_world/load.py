@@ -7,10 +7,16 @@ import torch
 
 from vllm_omni.diffusion.data import KVCacheConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
-from vllm_omni.diffusion.distributed.parallel_state import ParallelState
-from vllm_omni.diffusion.layers.linear import PlainLinearMethod, process_weights
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState
+from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.layers.linear_backend import (
+    NATIVE,
+    LinearBackend,
+    create_linear_backend,
+)
 from vllm_omni.diffusion.layers.weights import weight_targets
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
+from vllm_omni.diffusion.models.lingbot_world.chunk_output import ChunkOutput
 from vllm_omni.diffusion.models.lingbot_world.config import (
     PIPELINE_CLASS,
     LingBotWorldConfig,
@@ -25,7 +31,10 @@ from vllm_omni.diffusion.models.lingbot_world.pipeline import (
     LingBotWorldCausalDMDPipeline,
     PipelineParts,
 )
+from vllm_omni.diffusion.models.lingbot_world.pixel_gather import PixelGather, PixelMode
+from vllm_omni.diffusion.models.lingbot_world.pixel_output import CACHE_PIECE_ELEMENTS
 from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
+from vllm_omni.diffusion.models.lingbot_world.transfer_owners import TransferOwners
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
@@ -101,14 +110,36 @@ def load_pipeline(
     )
     if not config.enforce_eager:
         parts = uncompiled(parts)
-    transformer = load_transformer(model, parts, device)
+    linears = create_linear_backend(
+        config.linear_backend,
+        config.quantization,
+        checkpoint=model / "transformer",
+        parallel=parallel,
+        device=device,
+        dtype=dtype,
+    )
+    transformer = load_transformer(model, parts, device, linears)
     if not config.enforce_eager:
         compile_blocks(transformer)
+    output = ChunkOutput(vae, parallel, pixel_gather(config, platform, parallel))
     flow_shift = facts.flow_shift if config.flow_shift is None else config.flow_shift
     return LingBotWorldCausalDMDPipeline(
         config,
-        PipelineParts(text, transformer, vae, flow_shift, device, dtype),
+        PipelineParts(text, transformer, vae, output, flow_shift, device, dtype, linears),
         platform,
+    )
+
+
+def pixel_gather(
+    config: OmniDiffusionConfig, platform: Platform, parallel: ParallelState
+) -> PixelGather:
+    """How decoded columns get to the root; without sharding there is nothing to bring."""
+    on_host = platform.collective_backend == "gloo"
+    return PixelGather(
+        mode=PixelMode.choose(config.pixel_output_mode, platform.name),
+        group=parallel.sequence if config.vae_spatial_sharding else SINGLE,
+        owners=TransferOwners(),
+        piece_elements=CACHE_PIECE_ELEMENTS if on_host else None,
     )
 
 
@@ -128,14 +159,15 @@ def uncompiled(parts: LayerParts) -> LayerParts:
 
 
 def load_transformer(
-    model: Path, parts: LayerParts, device: torch.device
+    model: Path, parts: LayerParts, device: torch.device, linears: LinearBackend = NATIVE
 ) -> CausalLingBotWorldTransformer3DModel:
     """Build the transformer of this rank and fill it from ``model/transformer``."""
     with no_weights():
         transformer = CausalLingBotWorldTransformer3DModel(parts)
     materialize(transformer, device)
+    linears.install(transformer)
     load_weights(model / "transformer", transformer.checkpoint_targets())
-    process_weights(transformer)
+    linears.process(transformer)
     return transformer
 
 

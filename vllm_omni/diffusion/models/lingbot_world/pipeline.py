@@ -10,18 +10,18 @@ from torch import Tensor
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
+from vllm_omni.diffusion.layers.linear_backend import NATIVE, LinearBackend
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkTimings,
-    OutputKind,
     PromptStep,
     SessionRequest,
 )
 from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow
 from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_track
 from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
+from vllm_omni.diffusion.models.lingbot_world.chunk_output import ChunkOutput
 from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder, prepare_image
-from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_float, to_uint8
 from vllm_omni.diffusion.models.lingbot_world.schedule import COMMIT_TIMESTEP, DmdSchedule
 from vllm_omni.diffusion.models.lingbot_world.session import (
     CommittedState,
@@ -36,7 +36,6 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
     ChunkContext,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.errors import SessionClosedError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
@@ -55,9 +54,11 @@ class PipelineParts:
     text: TextEncoder
     transformer: CausalLingBotWorldTransformer3DModel
     vae: WanVAE
+    output: ChunkOutput
     flow_shift: float
     device: torch.device
     dtype: torch.dtype
+    linears: LinearBackend = NATIVE
 
 
 class LingBotWorldCausalDMDPipeline:
@@ -73,12 +74,12 @@ class LingBotWorldCausalDMDPipeline:
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the window KV; head counts come from the live modules."""
-        model, parallel = self.parts.transformer.config, self.config.parallel
-        local_heads = model.num_attention_heads // parallel.tensor_parallel_size
+        transformer = self.parts.transformer
+        model = transformer.config
         return KVCacheSpec(
-            num_layers=model.num_layers,
-            num_kv_heads=local_heads // parallel.ulysses_degree,
-            text_heads=local_heads,
+            num_layers=len(transformer.blocks),
+            num_kv_heads=transformer.local_heads // transformer.exchange.group.size,
+            text_heads=transformer.local_heads,
             head_dim=model.attention_head_dim,
             window_frames=model.window.window_frames,
             sink_frames=model.window.sink_frames,
@@ -89,7 +90,8 @@ class LingBotWorldCausalDMDPipeline:
 
     def state_bytes(self, geometry: VideoGeometry) -> int:
         """Text KV, decoder history, and the encoder history until its fixed point."""
-        return self.kv_cache_spec().text_bytes + self.parts.vae.state_bytes(geometry)
+        encoder = self.parts.vae.encoder_state_bytes(geometry.height, geometry.width)
+        return self.kv_cache_spec().text_bytes + encoder + self.parts.output.decoder_bytes(geometry)
 
     def bind_pool(self, pool: KVPool) -> None:
         """Use this pool for all sessions to come."""
@@ -114,7 +116,7 @@ class LingBotWorldCausalDMDPipeline:
                 next_chunk=0,
                 condition=parts.conditions.fresh(),
                 camera=parts.cameras.fresh(),
-                decoder=None if request.output is OutputKind.LATENT else DecoderState.fresh(),
+                decoder=self.parts.output.fresh(request.output),
                 text=self._text_condition(self.parts.text.embed(request.prompt)),
             )
         except BaseException:
@@ -147,7 +149,7 @@ class LingBotWorldCausalDMDPipeline:
             generator=parts.generator,
         )
         watch.lap("probes_ms")
-        output, decoder = self._output(clean, parts.request.output, before.decoder)
+        output, decoder = self.parts.output.hand_out(clean, parts.request.output, before.decoder)
         watch.lap("decode_ms")
         after = replace(
             before,
@@ -193,8 +195,7 @@ class LingBotWorldCausalDMDPipeline:
             geometry=geometry,
             schedule=schedule,
             steps=tuple(
-                self.parts.transformer.embed_time(torch.tensor([step], device=device))
-                for step in timesteps
+                self.parts.transformer.embed_time(torch.tensor([step])) for step in timesteps
             ),
             conditions=ConditionEncoder(
                 self.parts.vae, prepare_image(request.image, geometry, device, dtype), dtype
@@ -227,14 +228,3 @@ class LingBotWorldCausalDMDPipeline:
         if step.weight == 1.0:
             return self._text_condition(target)
         return self._text_condition(torch.lerp(text.embedding, target, step.weight))
-
-    def _output(
-        self,
-        clean: Float[Tensor, "16 3 height width"],
-        kind: OutputKind,
-        decoder: DecoderState | None,
-    ) -> tuple[Shaped[Tensor, "..."], DecoderState | None]:
-        if decoder is None:
-            return clean.unsqueeze(0), None
-        video, decoder = self.parts.vae.decode(clean, decoder)
-        return (to_float if kind is OutputKind.FLOAT else to_uint8)(video), decoder

@@ -95,6 +95,11 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         self.blocks = nn.ModuleList(LingBotWorldBlock(parts) for _ in range(config.num_layers))
         self.head = Head(parts, config.out_channels * PATCH * PATCH)
 
+    @property
+    def local_heads(self) -> int:
+        """Attention heads that this rank's weights make, before any exchange."""
+        return self.blocks[0].self_attn.local_heads
+
     def checkpoint_targets(self) -> dict[str, WeightTarget]:
         """Every tensor of the checkpoint, by name, and where this rank puts it."""
         return weight_targets(self)

@@ -100,7 +100,7 @@ class GroupExchange:
         if self.size == 1:
             return slab[None]
         received = slab.new_empty(self.size, *slab.shape)
-        dist.all_gather(list(received.unbind(0)), slab.contiguous(), group=self.group.group)
+        self.group.all_gather(received, slab.contiguous())
         return received
 
     def _operation(

@@ -1,0 +1,115 @@
+"""Pixels of several ranks, through the whole pipeline: shares of the decode, modes, failures."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.diffusion.distributed.test_sequence_parallel import (
+    WATCHED_CHUNKS,
+    roll_watched,
+    tiny_config,
+)
+from tests.helpers.distributed import run_ranks
+from tests.helpers.rollouts import RankRollout, roll
+from vllm_omni.diffusion.data import DiffusionParallelConfig
+from vllm_omni.diffusion.distributed.parallel_state import ParallelState
+from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.messages import OutputKind
+from vllm_omni.diffusion.models.lingbot_world.pixel_gather import PixelMode
+
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.diffusion,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+]
+
+ALONE, TWO = DiffusionParallelConfig(), DiffusionParallelConfig(ulysses_degree=2)
+FOUR = DiffusionParallelConfig(ulysses_degree=4)
+EVEN, ODD = VideoGeometry(64, 96), VideoGeometry(64, 112)
+"""Twelve latent columns on two ranks; fourteen on four ranks, of which the last has two."""
+CHUNKS = 4
+
+
+def roll_in_modes(state: ParallelState, config, output: OutputKind) -> dict[str, RankRollout]:
+    return {
+        mode.value: roll(state, replace(config, pixel_output_mode=mode.value), output, CHUNKS)
+        for mode in PixelMode
+    }
+
+
+@pytest.mark.parametrize(("parallel", "size"), [(TWO, EVEN), (FOUR, ODD)])
+def test_modes_agree_chunk_after_chunk(parallel, size):
+    """Bitwise between modes; against one rank bitwise for even shares, else one level apart."""
+    expected = roll(ParallelState(), tiny_config(ALONE, size), OutputKind.UINT8, CHUNKS)
+    made = run_ranks(
+        roll_in_modes, tiny_config(parallel, size), OutputKind.UINT8, parallel=parallel
+    )
+    assert [len(chunk) for chunk in expected.outputs] == [9, 12, 12, 12]
+    native = made[0]["native"].outputs
+    for mode, rollout in made[0].items():
+        for chunk, other, single in zip(rollout.outputs, native, expected.outputs, strict=True):
+            assert torch.equal(chunk, other), mode
+            apart = (chunk.int() - single.int()).abs().max().item()
+            assert apart <= (0 if size is EVEN else 1), mode
+    for rank in made[1:]:
+        assert all(rollout.outputs == [] for rollout in rank.values())
+
+
+@pytest.mark.parametrize(("parallel", "size", "tolerance"), [(TWO, EVEN, 0.0), (FOUR, ODD, 2e-6)])
+def test_float_pixels(parallel, size, tolerance):
+    """Bitwise for even shares; odd shares change the width that kernels see: 2e-6."""
+    expected = roll(ParallelState(), tiny_config(ALONE, size), OutputKind.FLOAT, CHUNKS)
+    made = run_ranks(roll, tiny_config(parallel, size), OutputKind.FLOAT, CHUNKS, parallel=parallel)
+    for chunk, single in zip(made[0].outputs, expected.outputs, strict=True):
+        torch.testing.assert_close(chunk, single, rtol=0, atol=tolerance)
+
+
+def test_whole_frames_on_every_rank_when_sharding_is_off():
+    # Bitwise: nothing of the decode is exchanged.
+    config = replace(tiny_config(TWO, ODD), vae_spatial_sharding=False)
+    expected = roll(ParallelState(), tiny_config(ALONE, ODD), OutputKind.UINT8, CHUNKS)
+    made = run_ranks(roll_watched, config, OutputKind.UINT8, parallel=TWO)
+    for chunk, single in zip(made[0].rollout.outputs, expected.outputs, strict=False):
+        assert torch.equal(chunk, single)
+    assert made[1].rollout.outputs == []
+    assert all("batch_isend_irecv" not in watched.sent for watched in made)
+
+
+def decoder_states(state: ParallelState, config) -> tuple[bool, int, int]:
+    """Whether a session of this rank has decoder state, and what it and the pool count for it."""
+    from tests.helpers.sessions import small_request
+    from vllm_omni.diffusion.messages import ChunkPlan
+    from vllm_omni.diffusion.worker.worker import Worker
+
+    worker = Worker(config, local_rank=state.control.rank, parallel=state)
+    worker.open_session("a", small_request())
+    worker.run_chunk(ChunkPlan("a", 0), lambda _: None)
+    decoder = worker.runner._sessions["a"].committed.decoder
+    held = 0 if decoder is None else decoder.bytes()
+    return decoder is not None, held, worker.pipeline.parts.output.decoder_bytes(EVEN)
+
+
+def test_only_the_roots_group_decodes():
+    parallel = DiffusionParallelConfig(tensor_parallel_size=2, ulysses_degree=2)
+    whole = decoder_states(ParallelState(), tiny_config(ALONE, EVEN))
+    made = run_ranks(decoder_states, tiny_config(parallel, EVEN), parallel=parallel)
+    # Ranks 0 and 2 share the root's replica of the tokens, 1 and 3 the other.
+    assert [decodes for decodes, _, _ in made] == [True, False, True, False]
+    for _, held, counted in (whole, *made):
+        assert held == counted
+    assert made[0][1] + made[2][1] == whole[1]
+
+
+def test_exchanges_of_the_decode_are_counted_apart():
+    made = run_ranks(roll_watched, tiny_config(TWO, EVEN), OutputKind.UINT8, parallel=TWO)
+    latents = run_ranks(roll_watched, tiny_config(TWO, EVEN), OutputKind.LATENT, parallel=TWO)
+    for with_pixels, without in zip(made, latents, strict=True):
+        assert with_pixels.rollout.traffic.total.calls == without.rollout.traffic.total.calls
+        assert with_pixels.sent["all_to_all_single"] == without.sent["all_to_all_single"]
+        assert with_pixels.sent["all_reduce"] == without.sent["all_reduce"]
+        # Per chunk: the middle attention of three latent frames, and the pixels once.
+        extra = len(with_pixels.sent["gather"]) - len(without.sent["gather"])
+        assert extra == WATCHED_CHUNKS * (3 + 1)
+        assert len(with_pixels.sent["batch_isend_irecv"]) > 0
