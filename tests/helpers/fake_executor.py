@@ -41,10 +41,12 @@ class FakeExecutor:
         open_ids: sessions that are open now.
         failures: ``(session ordinal, chunk index) -> error`` to raise once, before the pixels.
         gate: while cleared, chunks wait before they are made.
+        noise: pixels that do not compress, instead of flat ones.
     """
 
-    def __init__(self, *, sessions: int = 1, chunk_s: float = 0.0) -> None:
+    def __init__(self, *, sessions: int = 1, chunk_s: float = 0.0, noise: bool = False) -> None:
         self.sessions = sessions
+        self.noise = noise
         self.chunk_s = chunk_s
         self.plans: list[ChunkPlan] = []
         self.open_ids: list[str] = []
@@ -85,6 +87,8 @@ class FakeExecutor:
         request = self.requests[plan.session_id]
         shape = (chunk_pixel_frames(plan.chunk_index), request.height, request.width, 3)
         data = np.full(shape, plan.chunk_index, np.uint8)
+        if self.noise:
+            data = np.random.default_rng(plan.chunk_index).integers(0, 256, shape, np.uint8)
         deliver(ChunkResult(plan.session_id, plan.chunk_index, data, time.monotonic()))
         return ChunkTimings(probes_ms=1.0, commit_ms=0.5)
 

@@ -98,6 +98,11 @@ class LocalServer:
         """Address of the socket."""
         return f"ws://127.0.0.1:{self.port}/v1/realtime/video"
 
+    @property
+    def connections(self) -> int:
+        """Open connections of any kind."""
+        return len(self._server.server_state.connections)
+
     def start(self, *, engine: bool) -> None:
         """Serve; the engine first."""
         if engine:

@@ -108,8 +108,6 @@ class RealtimeVideoSession:
             await self._channel.send_last(fault, request_id=self._request_id)
             raise
         finally:
-            if self._session_id is not None:
-                self._engine.stop(self._session_id)
             await self._channel.close()
 
     async def _run(self) -> None:
@@ -125,6 +123,8 @@ class RealtimeVideoSession:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._session_id is not None:
+                self._engine.stop(self._session_id)
         for task in tasks:
             if task in done:
                 task.result()
