@@ -30,7 +30,8 @@ def operations_router(state: ServerState) -> APIRouter:
         reason = "loading" if engine.failure is None else str(engine.failure)
         return JSONResponse({"status": "unhealthy", "reason": reason}, _UNAVAILABLE)
 
-    @router.api_route("/ping", methods=["GET", "POST"])
+    @router.get("/ping")
+    @router.post("/ping")
     async def ping() -> Response:
         """Liveness: 200 as long as the process answers."""
         return Response(status_code=200)
