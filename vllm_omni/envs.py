@@ -59,6 +59,11 @@ def prefer_loopback() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
+def name_vllm_world(name: str) -> None:
+    """Name that vLLM gives the shared memory of this process's world."""
+    os.environ["VLLM_DIST_IDENT"] = name
+
+
 def export(variables: dict[str, str]) -> None:
     """Set variables for this process and those that it starts."""
     os.environ.update(variables)

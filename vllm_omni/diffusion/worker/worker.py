@@ -109,5 +109,6 @@ class Worker:
         return self.platform.peak_bytes(self.device)
 
     def shutdown(self) -> None:
-        """Free all sessions."""
+        """Free all sessions and what the linears share with other ranks."""
         self.runner.close_all()
+        self.pipeline.parts.linears.release()

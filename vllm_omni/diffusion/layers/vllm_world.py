@@ -1,0 +1,85 @@
+"""vLLM's process groups over the ranks of a worker world that exists already.
+
+vLLM's layers ask global groups for their rank, so these have to be there before the first layer
+is made, one rank or many.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from vllm.distributed.parallel_state import model_parallel_is_initialized
+
+from vllm_omni import envs
+from vllm_omni.diffusion.distributed.parallel_state import ParallelState, RankGroup
+
+_ALONE_BACKEND = "gloo"
+_NO_METHOD = "env://"
+"""Never used: the default group exists before vLLM is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What vLLM's layers read of a model's configuration; there is no language model here."""
+
+    dtype: torch.dtype
+    is_moe: bool = False
+
+
+def join_vllm_world(
+    parallel: ParallelState, *, device: torch.device, dtype: torch.dtype
+) -> VllmConfig:
+    """Make vLLM's groups; every rank of the world calls this once, in the same order.
+
+    vLLM's tensor-parallel groups are neighbouring ranks, as ours are, so both name the same ranks
+    and the sequence-parallel axis needs no word to vLLM. A process that is alone may call this for
+    several models: one rank exchanges nothing, so they share the groups.
+
+    Returns:
+        the configuration under which layers have to be made.
+    """
+    config = VllmConfig(device_config=DeviceConfig(device=device.type))
+    config.parallel_config.tensor_parallel_size = parallel.tensor.size
+    if not model_parallel_is_initialized():
+        _make_groups(config, parallel, device)
+    config.model_config = ModelFacts(dtype)
+    return config
+
+
+def leave_vllm_world() -> None:
+    """End vLLM's groups and the default group; a second call does nothing.
+
+    Left alone they would leave shared memory behind.
+    """
+    destroy_model_parallel()
+    destroy_distributed_environment()
+
+
+def _make_groups(config: VllmConfig, parallel: ParallelState, device: torch.device) -> None:
+    if not dist.is_initialized():
+        dist.init_process_group(_ALONE_BACKEND, store=dist.HashStore(), rank=0, world_size=1)
+    envs.name_vllm_world(_world_name(parallel.control))
+    rank = parallel.control.rank
+    with set_current_vllm_config(config):
+        init_distributed_environment(
+            parallel.control.size,
+            rank,
+            _NO_METHOD,
+            rank if device.index is None else device.index,
+            dist.get_backend(),
+        )
+        initialize_model_parallel(parallel.tensor.size)
+
+
+def _world_name(control: RankGroup) -> str:
+    """A name that all ranks agree on and no other world of this machine has."""
+    own = os.getpid() if control.rank == 0 else 0
+    return f"vllm-omni-{int(control.all_reduce(torch.tensor([own])))}"
