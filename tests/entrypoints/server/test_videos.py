@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from dataclasses import replace
 
 import av
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.helpers.http_server import NAME, running_server, tiny_deployment
+from tests.helpers.socket_client import socket_client
 from tests.helpers.videos import (
     BODY,
     DATA_URL,
@@ -21,7 +23,7 @@ from tests.helpers.videos import (
     until,
 )
 from vllm_omni.diffusion.executor import create_executor
-from vllm_omni.diffusion.messages import ChunkPlan, LiveCamera, ScriptedKeys
+from vllm_omni.diffusion.messages import ChunkPlan, LiveCamera, OutputKind, ScriptedKeys
 from vllm_omni.entrypoints.server.media import ChunkEncoder, finished_mp4
 from vllm_omni.errors import DeviceOutOfMemoryError, SessionFailedError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
@@ -33,6 +35,8 @@ pytestmark = [
     pytest.mark.cpu,
     pytest.mark.usefixtures("storage"),
 ]
+
+STILL = [[[], [], []]]
 
 
 def frames_of(mp4: bytes) -> list[av.VideoFrame]:
@@ -91,6 +95,22 @@ async def test_scripts_come_through_extra_params(server, executor):
     assert [[set(keys) for keys in chunk] for chunk in request.camera.chunks] == [
         [{"w"}, {"w"}, {"w"}], [{"l"}, set(), set()],
     ]  # fmt: skip
+
+
+async def test_a_deployment_without_streaming_serves_videos_and_sockets(executor):
+    """Pictures are 8-bit for both, although a Python client would get floats there."""
+    collecting = replace(tiny_deployment(), streaming_output=False, step_execution=False)
+    script = {"camera_action_script": STILL * 2}
+    async with running_server(lambda: executor, deployment=collecting) as server:
+        assert (await server.http.post(SYNC, json=BODY)).status_code == 400  # no live camera
+        answer = await server.http.post(SYNC, json=BODY | {"extra_params": script})
+        assert answer.status_code == 200, answer.text
+        url = str(server.http.base_url).replace("http", "ws", 1).rstrip("/")
+        async with socket_client(f"{url}/v1/realtime/video") as client:
+            await client.say({"type": "session.start", **BODY, "extra_params": script})
+            await client.expect("video.start")
+            assert [(await client.chunk())[0]["num_frames"] for _ in range(2)] == [9, 12]
+    assert {request.output for request in executor.requests.values()} == {OutputKind.UINT8}
 
 
 async def test_a_leaving_client_ends_its_session(server, executor):

@@ -259,7 +259,7 @@ class RealtimeVideoSession:
             num_frames=params.num_frames if not params.unbounded else None,
             seed=params.seed,
             fps=params.fps,
-            output_type="np",
+            output_type="pil",
             extra_args=dict(params.extra_args),
         )
         prompt = {"prompt": params.prompt, "multi_modal_data": {"image": image}}
