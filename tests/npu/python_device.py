@@ -178,6 +178,9 @@ class Event:
     def record(self, stream=None):
         del stream
 
+    def query(self):
+        return True
+
     def synchronize(self):
         pass
 

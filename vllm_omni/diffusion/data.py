@@ -93,6 +93,14 @@ class DiffusionParallelConfig:
                 f"{self.world_size} ranks; choose degrees whose product divides {num_heads}"
             )
 
+    def check_feed_forward(self, ffn_dim: int) -> None:
+        """Refuse a tensor-parallel size that does not divide the feed-forward features."""
+        if ffn_dim % self.tensor_parallel_size:
+            raise UnsupportedParallelismError(
+                f"{ffn_dim} feed-forward features cannot be split over tensor_parallel_size "
+                f"{self.tensor_parallel_size}; choose a size that divides {ffn_dim}"
+            )
+
     def check_geometry(self, geometry: VideoGeometry) -> None:
         """Refuse a size whose frames cannot be shared evenly by the Ulysses ranks."""
         if geometry.tokens_per_frame % self.ulysses_degree:

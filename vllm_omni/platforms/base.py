@@ -9,6 +9,15 @@ from vllm_omni.platforms.int8 import Int8Ops
 
 
 @runtime_checkable
+class CompletionEvent(Protocol):
+    """A mark in a device's queue of work."""
+
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+        ...
+
+
+@runtime_checkable
 class Platform(Protocol):
     """A kind of device. One object per process, chosen when the process starts.
 
@@ -43,6 +52,14 @@ class Platform(Protocol):
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy to host memory; complete when this returns, without waiting for later work."""
+        ...
+
+    def completion_event(self, device: torch.device) -> CompletionEvent | None:
+        """Mark the end of the work queued so far.
+
+        ``None`` where memory that an exchange has touched may be given back as soon as the call
+        that waits for the exchange returns.
+        """
         ...
 
     def int8_ops(self) -> Int8Ops:

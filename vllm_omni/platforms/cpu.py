@@ -42,6 +42,10 @@ class CpuPlatform:
         """The tensor itself."""
         return tensor
 
+    def completion_event(self, device: torch.device) -> None:
+        """Exchanges end when their call returns."""
+        del device
+
     def int8_ops(self) -> Int8Ops:
         """The arithmetic in plain torch."""
         return ReferenceInt8Ops()

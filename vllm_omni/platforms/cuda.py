@@ -44,6 +44,10 @@ class CudaPlatform:
         done.synchronize()
         return host
 
+    def completion_event(self, device: torch.device) -> None:
+        """The allocator reuses memory in the order of the queue that the exchange joined."""
+        del device
+
     def int8_ops(self) -> Int8Ops:
         """None here.
 

@@ -7,6 +7,7 @@ from jaxtyping import Float, Float32, Int8
 from torch import Tensor
 
 from vllm_omni.errors import ConfigError
+from vllm_omni.platforms.base import CompletionEvent
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops
 
@@ -74,6 +75,12 @@ class NpuPlatform:
         done.record(self._npu.current_stream(tensor.device))
         done.synchronize()
         return host
+
+    def completion_event(self, device: torch.device) -> CompletionEvent:
+        """An event on the device's current stream."""
+        done = self._npu.Event()
+        done.record(self._npu.current_stream(device))
+        return done
 
     def int8_ops(self) -> Int8Ops:
         """The vendor's quantised matrix product."""

@@ -22,6 +22,11 @@ pytestmark = [
     pytest.mark.cpu,
 ]
 
+
+def no_event() -> None:
+    """Of a platform whose exchanges end when their call returns."""
+
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEIGHT, WIDTH = 7, 13
 """Neither divides evenly over two or three ranks."""
@@ -68,7 +73,7 @@ def gather_all(state: ParallelState) -> dict[tuple[str, str], tuple]:
         slab = columns_of(video_of(dtype), state.sequence)
         before = slab.clone()
         for mode in PixelMode:
-            gather = PixelGather(mode, state.sequence, TransferOwners())
+            gather = PixelGather(mode, state.sequence, TransferOwners(no_event))
             made[mode.value, str(dtype)] = (
                 gather.bytes_on_root(slab, WIDTH),
                 gather.floats_on_root(slab, WIDTH),
@@ -103,12 +108,12 @@ def test_every_value_is_there():
 @pytest.mark.parametrize("mode", list(PixelMode))
 def test_one_rank_is_native_in_every_mode(mode):
     video = video_of(torch.bfloat16)
-    gather = PixelGather(mode, SINGLE, TransferOwners())
+    gather = PixelGather(mode, SINGLE, TransferOwners(no_event))
     assert np.array_equal(gather.bytes_on_root(video, WIDTH), by_definition(video))
 
 
 def test_columns_that_do_not_cover_the_frame_are_refused_before_sending():
-    gather = PixelGather(PixelMode.NATIVE, RankGroup(0, 2, None), TransferOwners())
+    gather = PixelGather(PixelMode.NATIVE, RankGroup(0, 2, None), TransferOwners(no_event))
     with pytest.raises(ValueError, match="2 ranks of 4 pixel columns do not cover a frame of 9"):
         gather.bytes_on_root(torch.zeros(3, 1, 2, 4), 9)
     assert gather.owners.failed == []
@@ -167,7 +172,7 @@ def batches(monkeypatch: pytest.MonkeyPatch):
 def test_the_root_receives_in_ascending_order_and_waits_for_all(batches, one_work):
     log, switch = batches
     switch["answer"] = one_work
-    gather = PixelGather(PixelMode.ROOT_UINT8_P2P, RankGroup(0, 8, None), TransferOwners())
+    gather = PixelGather(PixelMode.ROOT_UINT8_P2P, RankGroup(0, 8, None), TransferOwners(no_event))
     assert gather.bytes_on_root(torch.zeros(3, 1, 2, 2), 16).shape == (1, 2, 16, 3)
     receives = [f"receive from {peer}" for peer in range(1, 8)]
     waits = ["wait batch"] if one_work else [f"wait {name}" for name in receives]
@@ -176,7 +181,7 @@ def test_the_root_receives_in_ascending_order_and_waits_for_all(batches, one_wor
 
 def test_another_rank_sends_once_and_hands_out_nothing(batches):
     log, _ = batches
-    gather = PixelGather(PixelMode.ROOT_UINT8_P2P, RankGroup(5, 8, None), TransferOwners())
+    gather = PixelGather(PixelMode.ROOT_UINT8_P2P, RankGroup(5, 8, None), TransferOwners(no_event))
     assert gather.bytes_on_root(torch.zeros(3, 1, 2, 2), 16) is None
     assert log == ["send to 0", "wait send to 0"]
 

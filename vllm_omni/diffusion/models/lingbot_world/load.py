@@ -1,6 +1,7 @@
 """Assembles the pipeline of one rank from a checkpoint directory."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -90,6 +91,7 @@ def load_pipeline(
     model, dtype = Path(config.model), _DTYPES[config.dtype]
     facts = read_checkpoint(model, config.kv_cache)
     config.parallel.check_heads(facts.transformer.num_attention_heads)
+    config.parallel.check_feed_forward(facts.transformer.ffn_dim)
     text = TextEncoder.load(model, dtype=dtype, device=device)
     vae = load_vae(model, facts.vae, dtype=dtype, device=device)
     linear = PlainLinearMethod()
@@ -121,7 +123,7 @@ def load_pipeline(
     transformer = load_transformer(model, parts, device, linears)
     if not config.enforce_eager:
         compile_blocks(transformer)
-    output = ChunkOutput(vae, parallel, pixel_gather(config, platform, parallel))
+    output = ChunkOutput(vae, parallel, pixel_gather(config, platform, parallel, device))
     flow_shift = facts.flow_shift if config.flow_shift is None else config.flow_shift
     return LingBotWorldCausalDMDPipeline(
         config,
@@ -131,14 +133,17 @@ def load_pipeline(
 
 
 def pixel_gather(
-    config: OmniDiffusionConfig, platform: Platform, parallel: ParallelState
+    config: OmniDiffusionConfig,
+    platform: Platform,
+    parallel: ParallelState,
+    device: torch.device,
 ) -> PixelGather:
     """How decoded columns get to the root; without sharding there is nothing to bring."""
     on_host = platform.collective_backend == "gloo"
     return PixelGather(
         mode=PixelMode.choose(config.pixel_output_mode, platform.name),
         group=parallel.sequence if config.vae_spatial_sharding else SINGLE,
-        owners=TransferOwners(),
+        owners=TransferOwners(partial(platform.completion_event, device)),
         piece_elements=CACHE_PIECE_ELEMENTS if on_host else None,
     )
 

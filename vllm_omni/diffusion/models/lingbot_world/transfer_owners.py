@@ -10,24 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 from jaxtyping import Shaped
 from torch import Tensor
 
 from vllm_omni.errors import OmniError
+from vllm_omni.platforms.base import CompletionEvent
 
 MOST_UNFINISHED = 32
 """More chunks than this cannot be under way: the device makes no progress."""
-
-
-@runtime_checkable
-class CompletionEvent(Protocol):
-    """A mark in a device's queue."""
-
-    def query(self) -> bool:
-        """Whether the device has passed it."""
-        ...
 
 
 class StalledTransferError(OmniError):
@@ -39,14 +30,14 @@ class TransferOwners:
     """Holds tensors until the device is done with them.
 
     Attributes:
-        record_event: marks the end of the work queued so far; ``None`` where exchanges end when
-            their call returns.
+        record_event: marks the end of the work queued so far; gives ``None`` where nothing has
+            to be kept beyond the call.
         unfinished: tensors of each exchange and the event behind it, oldest first.
         failed: tensors of exchanges that raised, for ever: nobody can say when the device and
             the peers let go of them. The process is to be restarted.
     """
 
-    record_event: Callable[[], CompletionEvent] | None = None
+    record_event: Callable[[], CompletionEvent | None]
     unfinished: list[tuple[CompletionEvent, list[Shaped[Tensor, "..."]]]] = field(
         default_factory=list
     )
@@ -62,8 +53,9 @@ class TransferOwners:
         self._drop_finished()
         try:
             yield
-            if self.record_event is not None:
-                self.unfinished.append((self.record_event(), tensors))
+            event = self.record_event()
+            if event is not None:
+                self.unfinished.append((event, tensors))
         except BaseException:
             self.failed.append(tensors)
             raise

@@ -1,0 +1,87 @@
+"""What cannot run together is refused before any weight is read, with the numbers."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from tests.diffusion.distributed.test_sequence_parallel import tiny_config
+from tests.helpers.tiny import tiny_checkpoint_dir
+from vllm_omni.diffusion.data import DiffusionParallelConfig
+from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.worker.worker import Worker
+from vllm_omni.errors import CheckpointError, ConfigError, UnsupportedParallelismError
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
+
+SIZE = VideoGeometry(64, 96)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "text"),
+    [
+        ({"ulysses_degree": 2, "sequence_parallel_size": 4}, "is 4 but ulysses_degree is 2"),
+        ({"ring_degree": 2}, "ring_degree=2"),
+        ({"allgather_degree": 2}, "allgather_degree=2"),
+        ({"ulysses_mode": "advanced_uaa"}, "ulysses_mode='advanced_uaa'"),
+        ({"ulysses_a2a_permute": True}, "ulysses_a2a_permute=True"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"cfg_parallel_size": 2}, "cfg_parallel_size=2"),
+        ({"vae_patch_parallel_size": 2}, "vae_patch_parallel_size=2"),
+        ({"use_hsdp": True}, "use_hsdp=True"),
+        ({"enable_expert_parallel": True}, "enable_expert_parallel=True"),
+    ],
+)
+def test_degrees_that_this_model_does_not_run_with(degrees, text):
+    with pytest.raises(UnsupportedParallelismError, match=text) as caught:
+        DiffusionParallelConfig(**degrees)
+    assert isinstance(caught.value, NotImplementedError)
+
+
+def test_a_degree_below_one():
+    with pytest.raises(ConfigError, match="ulysses_degree must be at least 1, got 0"):
+        DiffusionParallelConfig(ulysses_degree=0)
+
+
+@pytest.fixture
+def without_weights(tmp_path):
+    """The checkpoint's JSON files alone: reading any weight would fail."""
+    return shutil.copytree(
+        tiny_checkpoint_dir(), tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")
+    )
+
+
+@pytest.mark.parametrize(
+    ("degrees", "changed", "text"),
+    [
+        (
+            {"tensor_parallel_size": 2, "ulysses_degree": 4},
+            {},
+            "4 attention heads .* tensor_parallel_size 2 x ulysses_degree 4 = 8 ranks",
+        ),
+        ({"tensor_parallel_size": 3}, {}, "4 attention heads .* tensor_parallel_size 3"),
+        (
+            {"tensor_parallel_size": 4},
+            {'"ffn_dim": 256': '"ffn_dim": 258'},
+            "258 feed-forward features .* tensor_parallel_size 4",
+        ),
+    ],
+)
+def test_shapes_that_do_not_divide(without_weights, degrees, changed, text):
+    file = without_weights / "transformer" / "config.json"
+    for old, new in changed.items():
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+    config = tiny_config(DiffusionParallelConfig(**degrees), SIZE)
+    with pytest.raises(UnsupportedParallelismError, match=text):
+        Worker(replace(config, model=str(without_weights)))
+
+
+def test_the_fixture_has_no_weights(without_weights):
+    with pytest.raises((CheckpointError, OSError)):
+        Worker(replace(tiny_config(DiffusionParallelConfig(), SIZE), model=str(without_weights)))
+
+
+def test_tokens_of_the_configured_size():
+    with pytest.raises(UnsupportedParallelismError, match=r"80x48 has 15 tokens .* ulysses_degree 2"):
+        tiny_config(DiffusionParallelConfig(ulysses_degree=2), VideoGeometry(48, 80))
