@@ -89,3 +89,4 @@ async def running_server(
         await asyncio.to_thread(engine.close)
         server.should_exit = True
         await serving
+        listener.close()
