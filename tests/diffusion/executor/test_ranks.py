@@ -14,7 +14,7 @@ from vllm_omni.errors import UnsupportedParallelismError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
 
-SESSIONS = 2
+SESSIONS, LAYERS = 2, 3
 WORLDS = {
     "SP2": DiffusionParallelConfig(ulysses_degree=2),
     "TP2xSP2": DiffusionParallelConfig(tensor_parallel_size=2, ulysses_degree=2),
@@ -104,3 +104,14 @@ def test_other_outputs(one, group, output):
     tolerance = 1e-5 if group.group.world_size > 2 else 0.0
     for chunk, single in zip(make_rollout(group, request), expected, strict=True):
         np.testing.assert_allclose(chunk, single, rtol=0, atol=tolerance)
+
+
+def test_the_executor_reports_the_exchanges_of_its_root(group):
+    before = group.traffic()
+    make_rollout(group, small_request(num_chunks=2))
+    after = group.traffic()
+    per_chunk = 4 * (2 * LAYERS + 1) + 2 * LAYERS - 1
+    assert after.total.calls - before.total.calls == 2 * per_chunk
+    assert after.gather.calls - before.gather.calls == 2 * 4
+    assert after.total.sent_bytes > before.total.sent_bytes
+    assert after.total.host_ms > before.total.host_ms

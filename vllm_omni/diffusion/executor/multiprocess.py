@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup, WorkerMain
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
@@ -24,6 +25,7 @@ from vllm_omni.diffusion.worker.commands import (
     Refused,
     Reply,
     ReportPeak,
+    ReportTraffic,
     RunChunk,
 )
 from vllm_omni.errors import OmniError, WorkerFailedError
@@ -115,6 +117,12 @@ class MultiprocExecutor:
         """Peak memory of the rank that used most."""
         replies = self._call(ReportPeak(), "reporting its memory")
         return max(reply.value for reply in replies if isinstance(reply.value, int))
+
+    def traffic(self) -> ExchangeTraffic:
+        """What the root has exchanged with the ranks that share its tokens, since the start."""
+        root = self._call(ReportTraffic(), "reporting its exchanges")[ROOT].value
+        assert isinstance(root, ExchangeTraffic), "a worker answers with what it counted"
+        return root
 
     def shutdown(self) -> None:
         """End the processes; a second call does nothing."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, SessionRequest, WorkerReady
 from vllm_omni.errors import OmniError
 
@@ -52,11 +53,16 @@ class ReportPeak:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportTraffic:
+    """Say what was exchanged between the ranks that share tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Free everything and end the process."""
 
 
-Command = OpenSession | RunChunk | CloseSession | ReportPeak | Stop
+Command = OpenSession | RunChunk | CloseSession | ReportPeak | ReportTraffic | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class ChunkReady:
 class Done:
     """The command was carried out."""
 
-    value: WorkerReady | ChunkTimings | int | None = None
+    value: WorkerReady | ChunkTimings | ExchangeTraffic | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
 from vllm_omni.diffusion.messages import ChunkResult, ChunkTimings
 from vllm_omni.diffusion.worker.commands import (
     ChunkReady,
@@ -25,6 +26,7 @@ from vllm_omni.diffusion.worker.commands import (
     Refused,
     Reply,
     ReportPeak,
+    ReportTraffic,
     RunChunk,
     Stop,
     WorkerTask,
@@ -149,7 +151,7 @@ class _WorkerLoop:
             logger.warning("%s: %s", type(command).__name__, error)
             return Refused(error)
 
-    def _obey(self, command: Command) -> ChunkTimings | int | None:
+    def _obey(self, command: Command) -> ChunkTimings | ExchangeTraffic | int | None:
         match command:
             case OpenSession(session_id, request):
                 return self._worker.open_session(session_id, request)
@@ -159,6 +161,8 @@ class _WorkerLoop:
                 return self._worker.close_session(session_id)
             case ReportPeak():
                 return self._worker.peak_bytes()
+            case ReportTraffic():
+                return self._worker.traffic
             case Stop():
                 return None
             case _:

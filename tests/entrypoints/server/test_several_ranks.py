@@ -1,0 +1,114 @@
+"""Two ranks behind the same doors: offline, served, and after one of them was killed."""
+
+import asyncio
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.helpers.server import CPU_TINY, RealServer, real_server
+from tests.helpers.socket_client import picture_url, socket_client, start_message
+from tests.helpers.tiny import tiny_checkpoint_dir
+from vllm_omni import Omni
+from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.parallel, pytest.mark.cpu]
+
+KEYS = {"camera_action_script": [[["w"], ["w", "j"], []], [["d"], ["d"], ["k"]], [["s"]] * 3]}
+WORLD = start_message(prompt="a desert", seed=3, extra_params=KEYS)
+RECOVERY_S = 30.0
+"""Recovery takes two to five seconds; this allows for a busy machine."""
+
+
+async def play(url: str) -> bytes:
+    """All bytes of one session."""
+    async with socket_client(url) as client:
+        await client.say(WORLD)
+        await client.rest()
+        return client.video
+
+
+@pytest.fixture(scope="module")
+def served_by_one() -> bytes:
+    """The stream of a server of one rank."""
+    with real_server() as server:
+        return asyncio.run(play(server.url))
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    """A server of two ranks."""
+    with real_server("--ulysses-degree", "2") as server:
+        print(f"two ranks ready after {server.ready_s:.1f} s")
+        yield server
+
+
+def ranks_of(server: RealServer) -> list[psutil.Process]:
+    """The worker processes, in the order in which they were started."""
+    family = server.api.children(recursive=True)
+    forks = [process for process in family if "forkserver" in " ".join(process.cmdline())]
+    parents = {process.ppid() for process in forks}
+    return sorted((process for process in forks if process.pid not in parents), key=lambda p: p.pid)
+
+
+async def test_the_stream_is_that_of_one_rank(two_ranks, served_by_one):
+    # Bitwise: the same pixels give the same bytes.
+    assert len(ranks_of(two_ranks)) == 2
+    assert await play(two_ranks.url) == served_by_one
+
+
+async def test_a_killed_rank_costs_its_session_and_nothing_else(two_ranks, served_by_one):
+    async with socket_client(two_ranks.url) as client:
+        await client.say(start_message(num_frames=None, unbounded=True))
+        await client.chunk()
+        ranks = ranks_of(two_ranks)
+        ranks[1].kill()
+        killed_s = time.monotonic()
+        error = await client.error()
+        told_s = time.monotonic() - killed_s
+    assert error["code"] == "worker_restarted"
+    assert "rank 1 ended with exit code -9 (SIGKILL)" in error["message"]
+    # The next session waits for the new group.
+    assert await play(two_ranks.url) == served_by_one
+    recovered_s = time.monotonic() - killed_s
+    print(f"client told after {told_s:.2f} s, the next world complete after {recovered_s:.2f} s")
+    assert recovered_s < RECOVERY_S
+    assert not any(rank.is_running() for rank in ranks)
+    assert len(ranks_of(two_ranks)) == 2
+
+
+@pytest.fixture(scope="module")
+def offline_videos():
+    """Pixels by number of ranks."""
+    made = {}
+    for ranks in (1, 2):
+        with Omni(
+            str(tiny_checkpoint_dir()),
+            deploy_config=str(CPU_TINY),
+            ulysses_degree=ranks,
+        ) as omni:
+            params = OmniDiffusionSamplingParams(
+                height=64, width=96, num_frames=33, seed=3, fps=16, extra_args=KEYS
+            )
+            prompt = {"prompt": "a desert", "multi_modal_data": {"image": picture_url()}}
+            made[ranks] = [output.images[0] for output in omni.generate(prompt, params)]
+    return made
+
+
+def test_offline_pixels_do_not_depend_on_the_ranks(offline_videos):
+    # Bitwise.
+    assert [len(chunk) for chunk in offline_videos[1]] == [9, 12, 12]
+    for one, two in zip(offline_videos[1], offline_videos[2], strict=True):
+        assert np.array_equal(one, two)
+
+
+def test_offline_and_served_are_the_same_world(offline_videos, served_by_one):
+    # Bitwise: offline pixels through the server's encoder give the server's bytes.
+    from vllm_omni.entrypoints.server.media import ChunkEncoder
+
+    encoder = ChunkEncoder(96, 64, 16)
+    stream = b"".join(encoder.encode(chunk) for chunk in offline_videos[2])
+    assert stream == served_by_one
+    assert finalize_streaming_video_bytes(stream, input_format="m4s", fps=16)[4:8] == b"ftyp"
