@@ -4,6 +4,8 @@ The three calls of :class:`LinearMethod` (create, process after loading, apply) 
 quantisation: a method owns the representation of the weights, a layer owns the sharding.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
@@ -21,17 +23,17 @@ class LinearMethod(Protocol):
     """How the weights of one layer are stored and multiplied."""
 
     def create_weights(
-        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+        self, layer: ShardedLinear, in_features: int, out_features: int, dtype: torch.dtype
     ) -> None:
         """Register ``layer.weight`` of shape ``[out_features, in_features]``."""
         ...
 
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
+    def process_weights_after_loading(self, layer: ShardedLinear) -> None:
         """Rewrite the weights once, after the checkpoint has been read."""
         ...
 
     def apply(
-        self, layer: nn.Module, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
+        self, layer: ShardedLinear, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
     ) -> Float[Tensor, "*batch m"]:
         """Multiply."""
         ...
@@ -41,18 +43,18 @@ class PlainLinearMethod:
     """Weights as they are in the checkpoint, multiplied by torch."""
 
     def create_weights(
-        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+        self, layer: ShardedLinear, in_features: int, out_features: int, dtype: torch.dtype
     ) -> None:
         """Register the weight."""
         layer.register_parameter(
             "weight", nn.Parameter(torch.empty(out_features, in_features, dtype=dtype))
         )
 
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
+    def process_weights_after_loading(self, layer: ShardedLinear) -> None:
         """Nothing to rewrite."""
 
     def apply(
-        self, layer: nn.Module, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
+        self, layer: ShardedLinear, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
     ) -> Float[Tensor, "*batch m"]:
         """Multiply with torch."""
         return F.linear(x, layer.weight, bias)
@@ -65,6 +67,8 @@ class ShardedLinear(WeightedModule):
         local_in: input features on this rank.
         local_out: output features on this rank.
     """
+
+    weight: nn.Parameter
 
     def __init__(
         self, local_in: int, local_out: int, dtype: torch.dtype, method: LinearMethod
