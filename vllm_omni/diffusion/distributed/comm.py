@@ -65,16 +65,51 @@ class UlyssesExchange:
         self, x: Float[Tensor, "tokens local_heads head_dim"], *, latent_frames: int
     ) -> Float[Tensor, "local_tokens heads head_dim"]:
         """Undo :meth:`tokens_to_heads` for the attention output."""
-        n = self.group.size
-        if n == 1:
+        if self.group.size == 1:
             return x
+        ordered = self._exchanged_tokens(x, latent_frames)
+        return ordered.reshape(-1, x.shape[1] * self.group.size, x.shape[2])
+
+    def heads_to_tokens_into(
+        self,
+        x: Float[Tensor, "tokens local_heads head_dim"],
+        target: Float[Tensor, "local_tokens heads head_dim"],
+        *,
+        latent_frames: int,
+    ) -> None:
+        """Like :meth:`heads_to_tokens`, into memory that somebody else owns.
+
+        Raises:
+            ValueError: if ``target`` does not fit; nothing was exchanged.
+        """
+        n = self.group.size
+        tokens, heads, head_dim = x.shape
+        if tokens % (latent_frames * n):
+            raise ValueError(f"{tokens} tokens are not {latent_frames} frames shared by {n} ranks")
+        wanted = (tokens // n, heads * n, head_dim)
+        if (tuple(target.shape), target.dtype, target.device) != (wanted, x.dtype, x.device):
+            raise ValueError(
+                f"the target must be {wanted} of {x.dtype} on {x.device}, got "
+                f"{tuple(target.shape)} of {target.dtype} on {target.device}"
+            )
+        if not target.is_contiguous():
+            raise ValueError(f"the target must be contiguous, got strides {target.stride()}")
+        if target.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+            raise ValueError("the target shares memory with the input")
+        ordered = x if n == 1 else self._exchanged_tokens(x, latent_frames)
+        target.view(ordered.shape).copy_(ordered)
+
+    def _exchanged_tokens(
+        self, x: Float[Tensor, "tokens local_heads head_dim"], latent_frames: int
+    ) -> Float[Tensor, "frames local_tokens ranks local_heads head_dim"]:
+        """A view of the receive buffer in the order of tokens and heads."""
         # [frames, n, local, heads / n, dim] -> [n, frames, local, heads / n, dim]
-        split = x.unflatten(0, (latent_frames, n, -1)).permute(1, 0, 2, 3, 4)
+        split = x.unflatten(0, (latent_frames, self.group.size, -1)).permute(1, 0, 2, 3, 4)
         send = self._buffer("tokens send", x, tuple(split.shape))
         send.copy_(split)
         received = self._buffer("tokens receive", x, tuple(split.shape))
         self._all_to_all(received, send, self.traffic.tokens)
-        return received.permute(1, 2, 0, 3, 4).reshape(-1, n * split.shape[3], split.shape[4])
+        return received.permute(1, 2, 0, 3, 4)
 
     def gather_tokens(
         self, x: Float[Tensor, "frames local_tokens channels"]

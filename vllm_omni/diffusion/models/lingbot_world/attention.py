@@ -22,6 +22,7 @@ from vllm_omni.diffusion.layers.linear import (
 from vllm_omni.diffusion.layers.norm import RMSNormAcrossHeads
 from vllm_omni.diffusion.layers.rope import RotaryTables, apply_rotary
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
+from vllm_omni.diffusion.models.lingbot_world.lease import Lease
 from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
     ar_diffusion_paged_attention,
     write_window,
@@ -71,11 +72,23 @@ def attend_window(
 
     Mutates the window's pages.
     """
+    attended = attend_heads(query, key, value, window, parts)
+    return parts.exchange.heads_to_tokens(attended, latent_frames=LATENT_FRAMES_PER_CHUNK)
+
+
+def attend_heads(
+    query: Float[Tensor, "local_tokens heads head_dim"],
+    key: Float[Tensor, "local_tokens heads head_dim"],
+    value: Float[Tensor, "local_tokens heads head_dim"],
+    window: LayerWindow,
+    parts: LayerParts,
+) -> Float[Tensor, "tokens local_heads head_dim"]:
+    """Like :func:`attend_window` without the exchange back."""
     exchange = parts.exchange
     query, key, value = exchange.tokens_to_heads(
         query, key, value, latent_frames=LATENT_FRAMES_PER_CHUNK
     )
-    attended = ar_diffusion_paged_attention(
+    return ar_diffusion_paged_attention(
         query,
         key,
         value,
@@ -84,7 +97,6 @@ def attend_window(
         backend=parts.backend,
         scale=parts.scale,
     )
-    return exchange.heads_to_tokens(attended, latent_frames=LATENT_FRAMES_PER_CHUNK)
 
 
 WindowAttention = Callable[..., Tensor]
@@ -147,11 +159,37 @@ class SelfAttention(nn.Module):
         self, x: Float[Tensor, "tokens dim"], window: LayerWindow
     ) -> Float[Tensor, "tokens dim"]:
         """Attend. Mutates the window's pages."""
+        local = self.parts.attend(*self._rotated(x, window), window, self.parts)
+        return self.o(local.flatten(1))
+
+    def attend_into(
+        self, lease: Lease, x: Float[Tensor, "tokens dim"], window: LayerWindow
+    ) -> None:
+        """Attend and leave the result, before its projection, in the lease's slot.
+
+        Mutates the window's pages. The exchange between ranks writes there itself.
+        """
+        attended = attend_heads(*self._rotated(x, window), window, self.parts)
+        exchange = self.parts.exchange
+        if exchange.group.size == 1:
+            lease.stage(attended.flatten(1))
+            return
+        exchange.heads_to_tokens_into(
+            attended, self._heads(lease.projection_input), latent_frames=LATENT_FRAMES_PER_CHUNK
+        )
+        lease.mark_written()
+
+    def _rotated(
+        self, x: Float[Tensor, "tokens dim"], window: LayerWindow
+    ) -> tuple[
+        Float[Tensor, "tokens heads head_dim"],
+        Float[Tensor, "tokens heads head_dim"],
+        Float[Tensor, "tokens heads head_dim"],
+    ]:
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         query = apply_rotary(self._heads(self.norm_q(query)), window.rotary)
         key = apply_rotary(self._heads(self.norm_k(key)), window.rotary)
-        local = self.parts.attend(query, key, self._heads(value), window, self.parts)
-        return self.o(local.flatten(1))
+        return query, key, self._heads(value)
 
     def write_only(self, x: Float[Tensor, "tokens dim"], window: LayerWindow) -> None:
         """Store keys and values without attending. Mutates the window's pages."""

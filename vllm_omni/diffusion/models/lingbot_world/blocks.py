@@ -24,6 +24,7 @@ from vllm_omni.diffusion.models.lingbot_world.attention import (
     SelfAttention,
     TextKV,
 )
+from vllm_omni.diffusion.models.lingbot_world.lease import LayerLeases, LeaseInputs
 
 _MODULATION_PARTS = 6
 
@@ -106,13 +107,50 @@ class LingBotWorldBlock(nn.Module):
         *,
         text: TextKV,
         window: LayerWindow,
+        leases: LayerLeases | None = None,
     ) -> Float[Tensor, "tokens dim"]:
-        """Run the block. Mutates the window's pages."""
+        """Run the block. Mutates the window's pages.
+
+        Args:
+            leases: replays what follows the attention as a graph; same bytes.
+        """
         shift1, scale1, gate1, shift2, scale2, gate2 = self._modulation(time)
-        x = add_gated(x, self.self_attn(modulate(x, scale1, shift1, self.eps), window), gate1)
-        x = (1 + camera.scale) * x + camera.shift
-        x = x + self.cross_attn(self.norm3(x), text)
+        modulated = modulate(x, scale1, shift1, self.eps)
+        if leases is None:
+            projected = self.self_attn(modulated, window)
+            x, normalised = self.after_projection(projected, x, gate1, camera.scale, camera.shift)
+            x = x + self.cross_attn(normalised, text)
+        else:
+            with leases.acquire(LeaseInputs(x, gate1, camera.scale, camera.shift)) as lease:
+                self.self_attn.attend_into(lease, modulated, window)
+                borrowed = lease.finish()
+                x = borrowed.residual + self.cross_attn(borrowed.normalised, text)
         return add_gated(x, self.ffn(modulate(x, scale2, shift2, self.eps)), gate2)
+
+    def after_projection(
+        self,
+        projected: Float[Tensor, "tokens dim"],
+        x: Float[Tensor, "tokens dim"],
+        gate: Float32[Tensor, "rows dim"],
+        scale: Float[Tensor, "tokens dim"],
+        shift: Float[Tensor, "tokens dim"],
+    ) -> tuple[Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]]:
+        """Residual stream after gate and camera, and the input of the cross-attention."""
+        x = add_gated(x, projected, gate)
+        x = (1 + scale) * x + shift
+        return x, self.norm3(x)
+
+    def post_attention(
+        self,
+        attended: Float[Tensor, "tokens dim"],
+        x: Float[Tensor, "tokens dim"],
+        gate: Float32[Tensor, "rows dim"],
+        scale: Float[Tensor, "tokens dim"],
+        shift: Float[Tensor, "tokens dim"],
+    ) -> tuple[Tensor, ...]:
+        """Projection, residual stream and cross-attention input: the part that is captured."""
+        projected = self.self_attn.o(attended)
+        return projected, *self.after_projection(projected, x, gate, scale, shift)
 
     def write_only(
         self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding, window: LayerWindow

@@ -28,6 +28,7 @@ from vllm_omni.diffusion.models.lingbot_world.layer_parts import (
     checked_backend,
     feed_forward_method,
 )
+from vllm_omni.diffusion.models.lingbot_world.lease_setup import prepare_leases
 from vllm_omni.diffusion.models.lingbot_world.pipeline import (
     LingBotWorldCausalDMDPipeline,
     PipelineParts,
@@ -127,7 +128,17 @@ def load_pipeline(
     flow_shift = facts.flow_shift if config.flow_shift is None else config.flow_shift
     return LingBotWorldCausalDMDPipeline(
         config,
-        PipelineParts(text, transformer, vae, output, flow_shift, device, dtype, linears),
+        PipelineParts(
+            text=text,
+            transformer=transformer,
+            vae=vae,
+            output=output,
+            flow_shift=flow_shift,
+            device=device,
+            dtype=dtype,
+            linears=linears,
+            leases=prepare_leases(config, transformer, platform, device),
+        ),
         platform,
     )
 

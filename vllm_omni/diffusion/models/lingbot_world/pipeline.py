@@ -22,6 +22,11 @@ from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_
 from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
 from vllm_omni.diffusion.models.lingbot_world.chunk_output import ChunkOutput
 from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder, prepare_image
+from vllm_omni.diffusion.models.lingbot_world.lease_setup import lease_signature
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
+    LeasedPostAttention,
+    asking_for_restart,
+)
 from vllm_omni.diffusion.models.lingbot_world.schedule import COMMIT_TIMESTEP, DmdSchedule
 from vllm_omni.diffusion.models.lingbot_world.session import (
     CommittedState,
@@ -49,6 +54,7 @@ class PipelineParts:
 
     Attributes:
         flow_shift: used by requests that name none.
+        leases: post-attention graphs, where the deployment asks for them.
     """
 
     text: TextEncoder
@@ -59,6 +65,7 @@ class PipelineParts:
     device: torch.device
     dtype: torch.dtype
     linears: LinearBackend = NATIVE
+    leases: LeasedPostAttention | None = None
 
 
 class LingBotWorldCausalDMDPipeline:
@@ -140,14 +147,15 @@ class LingBotWorldCausalDMDPipeline:
         text = self._moved_text(before.text, plan.prompt)
         context = self._context(session, camera, text)
         watch.lap("camera_ms")
-        clean = denoise(
-            self.parts.transformer,
-            condition=condition,
-            context=context,
-            schedule=parts.schedule,
-            steps=parts.steps,
-            generator=parts.generator,
-        )
+        with asking_for_restart(parts.leases):
+            clean = denoise(
+                self.parts.transformer,
+                condition=condition,
+                context=context,
+                schedule=parts.schedule,
+                steps=parts.steps,
+                generator=parts.generator,
+            )
         watch.lap("probes_ms")
         output, decoder = self.parts.output.hand_out(clean, parts.request.output, before.decoder)
         watch.lap("decode_ms")
@@ -172,13 +180,14 @@ class LingBotWorldCausalDMDPipeline:
         pending = session.pending
         watch = ChunkStopwatch(self.platform, self.parts.device)
         if not self.config.reuse_last_step_kv:
-            commit(
-                self.parts.transformer,
-                clean=pending.clean,
-                condition=pending.condition,
-                context=pending.context,
-                step=session.parts.steps[-1],
-            )
+            with asking_for_restart(session.parts.leases):
+                commit(
+                    self.parts.transformer,
+                    clean=pending.clean,
+                    condition=pending.condition,
+                    context=pending.context,
+                    step=session.parts.steps[-1],
+                )
         watch.lap("commit_ms")
         session.commit()
         return watch.timings().commit_ms
@@ -202,7 +211,17 @@ class LingBotWorldCausalDMDPipeline:
             ),
             cameras=create_camera_track(request, geometry, dtype=dtype, device=device),
             generator=generator.manual_seed(request.seed),
+            leases=self._leases(geometry),
         )
+
+    def _leases(self, geometry: VideoGeometry) -> LeasedPostAttention | None:
+        """Decide once whether a session uses the post-attention graphs."""
+        leases = self.parts.leases
+        if leases is None:
+            return None
+        leases.check_healthy()
+        signature = lease_signature(self.parts.transformer, geometry, self.parts.device)
+        return leases if leases.decide(signature) else None
 
     def _context(
         self,
@@ -216,7 +235,8 @@ class LingBotWorldCausalDMDPipeline:
             plan=session.kv.plan(start, LATENT_FRAMES_PER_CHUNK),
             rotary=transformer.rotary_tables(session.parts.geometry, start, self.parts.device),
         )
-        return ChunkContext(transformer.embed_camera(camera), text.kv, window)
+        leases = session.parts.leases
+        return ChunkContext(transformer.embed_camera(camera), text.kv, window, leases)
 
     def _text_condition(self, embedding: Float[Tensor, "text_tokens text_dim"]) -> TextCondition:
         return TextCondition(embedding, self.parts.transformer.embed_text(embedding))

@@ -1,6 +1,6 @@
 """The causal world transformer: embed, blocks over the KV window, head."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,8 @@ from vllm_omni.diffusion.models.lingbot_world.blocks import (
     TimeEmbedding,
 )
 from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS
+from vllm_omni.diffusion.models.lingbot_world.lease import LayerLeases
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class LayerContext:
     camera: CameraModulation
     text: TextKV
     window: LayerWindow
+    leases: LayerLeases | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +52,21 @@ class ChunkContext:
         camera: one modulation per layer.
         text: one pair of keys and values per layer.
         window: where the chunk stands in the KV window.
+        leases: post-attention graphs, for sessions that use them.
     """
 
     camera: tuple[CameraModulation, ...]
     text: tuple[TextKV, ...]
     window: ChunkWindow
+    leases: LeasedPostAttention | None = None
 
     def layers(self) -> Iterator[LayerContext]:
         """The context of each layer in turn."""
         windows = self.window.by_layer()
-        for camera, text, window in zip(self.camera, self.text, windows, strict=True):
-            yield LayerContext(camera, text, window)
+        shared = zip(self.camera, self.text, windows, strict=True)
+        for index, (camera, text, window) in enumerate(shared):
+            leases = None if self.leases is None else self.leases.layer(index)
+            yield LayerContext(camera, text, window, leases)
 
 
 class CausalLingBotWorldTransformer3DModel(nn.Module):
@@ -166,7 +173,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         frames, height, width = latents.shape[1:]
         x = self._embed(latents)
         for block, layer in zip(self.blocks, context.layers(), strict=True):
-            x = block(x, time, layer.camera, text=layer.text, window=layer.window)
+            x = _run(block, x, time, layer)
         tokens = self.head(x, time).unflatten(0, (frames, -1))
         return unpatchify(self.exchange.gather_tokens(tokens), height // PATCH, width // PATCH)
 
@@ -181,10 +188,19 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         *blocks, last_block = self.blocks
         *layers, last = context.layers()
         for block, layer in zip(blocks, layers, strict=True):
-            x = block(x, time, layer.camera, text=layer.text, window=layer.window)
+            x = _run(block, x, time, layer)
         last_block.write_only(x, time, last.window)
 
     def _embed(
         self, latents: Float[Tensor, "channels latent_frames height width"]
     ) -> Float[Tensor, "tokens dim"]:
         return self.patch_embedding(self.exchange.local_tokens(patchify(latents))).flatten(0, 1)
+
+
+def _run(
+    block: Callable[..., Tensor],
+    x: Float[Tensor, "tokens dim"],
+    time: TimeEmbedding,
+    layer: LayerContext,
+) -> Float[Tensor, "tokens dim"]:
+    return block(x, time, layer.camera, text=layer.text, window=layer.window, leases=layer.leases)

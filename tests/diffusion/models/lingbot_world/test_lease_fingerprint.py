@@ -1,0 +1,154 @@
+"""Whatever changes what a captured graph should compute is noticed before anything is written."""
+
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.diffusion.models.lingbot_world.test_lingbot_leased_post_attention import (
+    DIM,
+    attended,
+    inference,
+    leases,
+    new_blocks,
+    quarantine,
+    runtime,
+    some_inputs,
+    use,
+)
+from vllm_omni.diffusion.layers import norm
+from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.models.lingbot_world import blocks as blocks_module
+from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
+from vllm_omni.diffusion.models.lingbot_world.lease_fingerprint import fingerprint
+from vllm_omni.errors import WorkerFailedError
+
+__all__ = ["inference", "leases", "quarantine", "runtime"]
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
+
+
+def write_in_place(block, _):
+    block.self_attn.o.weight.add_(1.0)
+
+
+def replace_parameter(block, _):
+    block.norm3.bias = torch.nn.Parameter(torch.zeros(DIM).bfloat16(), requires_grad=False)
+
+
+def move_storage(block, _):
+    block.self_attn.o.bias.data = block.self_attn.o.bias.data.clone()
+
+
+def replace_module(block, _):
+    block.norm3 = norm.AffineLayerNorm(DIM, 1e-6, torch.bfloat16)
+
+
+def replace_method(block, _):
+    block.self_attn.o.method = PlainLinearMethod()
+
+
+def change_epsilon(block, _):
+    block.norm3.eps = 0.5
+
+
+def add_hook(block, _):
+    block.norm3.register_forward_hook(lambda *_: None)
+
+
+def add_pre_hook(block, _):
+    block.self_attn.o.register_forward_pre_hook(lambda *_: None)
+
+
+def compile_module(block, _):
+    block.norm3.compile(backend="eager")
+
+
+def override_forward(block, _):
+    block.norm3.forward = types.MethodType(lambda _, x: x, block.norm3)
+
+
+def override_method(block, patch):
+    patch.setattr(block.self_attn.o.method, "apply", lambda *_: None)
+
+
+def patch_layer_norm(_, patch):
+    patch.setattr(norm, "layer_norm", lambda x, *_: x)
+
+
+def patch_gate(_, patch):
+    patch.setattr(blocks_module, "add_gated", lambda x, *_: x)
+
+
+def patch_torch_linear(_, patch):
+    patch.setattr(F, "linear", lambda x, *_: x)
+
+
+def patch_torch_layer_norm(_, patch):
+    patch.setattr(F, "layer_norm", lambda x, *_: x)
+
+
+def rebind_code(_, patch):
+    function = LingBotWorldBlock.after_projection
+    patch.setattr(function, "__code__", function.__code__.replace(co_name="another"))
+
+
+CHANGES = (
+    write_in_place, replace_parameter, move_storage, replace_module, replace_method,
+    change_epsilon, add_hook, add_pre_hook, compile_module, override_forward, override_method,
+    patch_layer_norm, patch_gate, patch_torch_linear, patch_torch_layer_norm, rebind_code,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_changed_block_is_refused_before_anything_is_written(
+    leases, runtime, monkeypatch, change
+):
+    use(leases)
+    runtime.log.clear()
+    with torch.inference_mode(mode=False):
+        change(leases.blocks[0], monkeypatch)
+    with pytest.raises(WorkerFailedError, match=r"block 0 was changed .*restart all workers"):
+        use(leases)
+    assert runtime.log == []
+    assert not leases.failed
+    monkeypatch.undo()
+
+
+def test_a_change_during_a_lease_poisons_it(leases, quarantine):
+    def changed_meanwhile():
+        with leases.acquire(0, some_inputs()) as lease:
+            lease.stage(attended())
+            change_epsilon(leases.blocks[0], None)
+            lease.finish()
+
+    with pytest.raises(WorkerFailedError, match="was changed"):
+        changed_meanwhile()
+    assert leases.failed
+    assert leases.counters.replays == 0
+    assert len(quarantine.held) == 1
+
+
+def test_other_blocks_go_on(leases):
+    change_epsilon(leases.blocks[0], None)
+    use(leases, layer=1)
+
+
+def test_nothing_changes_by_itself_and_the_objects_are_held(leases):
+    use(leases)
+    remembered = leases.fingerprint(0)
+    assert remembered.difference(fingerprint(leases.blocks[0])) is None
+    block = leases.blocks[0]
+    for held in (block.self_attn.o, block.norm3, block.self_attn.o.weight, block.norm3.bias):
+        assert any(owner is held for owner in remembered.owners)
+
+
+def test_weights_made_in_inference_mode_have_no_version_and_still_identity():
+    (block, _) = new_blocks()
+    with torch.inference_mode():
+        block.norm3.weight = torch.nn.Parameter(torch.ones(DIM).bfloat16(), requires_grad=False)
+        before = fingerprint(block)
+        assert before.difference(fingerprint(block)) is None
+        block.norm3.weight = torch.nn.Parameter(torch.ones(DIM).bfloat16(), requires_grad=False)
+    assert before.difference(fingerprint(block)) == "normalisation.weight"

@@ -1,0 +1,187 @@
+"""Whole rollouts over post-attention graphs, on the eager runtime of the CPU.
+
+Bitwise with the same rollout without them: the graphs run the same modules on the same values.
+"""
+
+import logging
+
+import pytest
+import torch
+
+from tests.helpers.distributed import run_ranks
+from tests.helpers.rollouts import NUM_CHUNKS, PROMPTS, RankRollout, roll
+from tests.helpers.sessions import make_chunks, small_request
+from tests.helpers.tiny import tiny_checkpoint_dir
+from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.parallel_state import ParallelState
+from vllm_omni.diffusion.executor.inline import InlineExecutor
+from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.models.lingbot_world.lease import Lease, LeaseCounters
+from vllm_omni.diffusion.models.lingbot_world.quarantine import PROCESS_QUARANTINE
+from vllm_omni.engine.supervisor import WorkerSupervisor
+from vllm_omni.errors import ConfigError, WorkerFailedError
+from vllm_omni.platforms.graphs import EagerGraph
+
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.diffusion,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+]
+
+SIZE = VideoGeometry(64, 96)
+LAYERS = 3
+FORWARDS = 4 * LAYERS + LAYERS - 1
+"""Blocks that run to their end in a chunk: the last one of a commit does not."""
+
+
+def config(*, leased: bool, ranks: int = 1, **changes) -> OmniDiffusionConfig:
+    return OmniDiffusionConfig(
+        model=str(tiny_checkpoint_dir()),
+        executor="mp" if ranks > 1 else "inline",
+        parallel=DiffusionParallelConfig(ulysses_degree=ranks),
+        leased_post_attention=leased,
+        **{"dtype": "bfloat16", "geometry": SIZE} | changes,
+    )
+
+
+def same(one: RankRollout, two: RankRollout) -> bool:
+    pairs = [*zip(one.outputs, two.outputs, strict=True)]
+    for parts in ("window", "text"):
+        for ours, theirs in zip(vars(one)[parts], vars(two)[parts], strict=True):
+            pairs += zip(ours, theirs, strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rollout_with_graphs_has_the_bytes_of_one_without(ranks):
+    """Over a filling and rolling window and a prompt that moves; keys and values included."""
+    parallel = DiffusionParallelConfig(ulysses_degree=ranks)
+    leased = run_ranks(roll, config(leased=True, ranks=ranks), parallel=parallel)
+    plain = run_ranks(roll, config(leased=False, ranks=ranks), parallel=parallel)
+    assert len(leased[0].outputs) == NUM_CHUNKS
+    assert all(same(a, b) for a, b in zip(leased, plain, strict=True))
+
+
+def count_leases(state: ParallelState, settings: OmniDiffusionConfig) -> LeaseCounters:
+    from vllm_omni.diffusion.models.lingbot_world import lease_setup
+
+    seen = []
+    prepare = lease_setup.LeasedPostAttention.prepare
+
+    def remember(leases, signature):
+        seen.append(leases)
+        prepare(leases, signature)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease_setup.LeasedPostAttention, "prepare", remember)
+        roll(state, settings, num_chunks=2)
+    return seen[0].counters
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_block_of_every_forward_replays_and_the_exchange_writes_in_place(ranks):
+    parallel = DiffusionParallelConfig(ulysses_degree=ranks)
+    for counters in run_ranks(count_leases, config(leased=True, ranks=ranks), parallel=parallel):
+        assert counters.captures == 2 * LAYERS
+        assert counters.replays == counters.producer_writes == 2 * FORWARDS
+        assert (counters.projection_copy_bytes == 0) is (ranks > 1)
+        assert counters.output_clone_bytes == counters.fallbacks == 0
+
+
+@pytest.fixture
+def executor():
+    made = InlineExecutor(config(leased=True, max_num_seqs=2))
+    made.start()
+    yield made
+    made.shutdown()
+
+
+def counters_of(executor) -> LeaseCounters:
+    return executor.worker.pipeline.parts.leases.counters
+
+
+def rollout(executor, name, **request):
+    executor.open_session(name, small_request(num_chunks=4, **request))
+    chunks = make_chunks(executor, name, range(4), PROMPTS)
+    executor.close_session(name)
+    return [chunk.data.tobytes() for chunk in chunks]
+
+
+def test_a_session_that_is_opened_again_gets_the_same_bytes(executor):
+    assert rollout(executor, "first") == rollout(executor, "second")
+    assert counters_of(executor).captures == 2 * LAYERS
+
+
+def test_sessions_that_take_turns_do_not_disturb_each_other(executor):
+    alone = rollout(executor, "alone", seed=1)
+    executor.open_session("a", small_request(num_chunks=4, seed=1))
+    executor.open_session("b", small_request(num_chunks=4, seed=2))
+    turns = []
+    for index in range(4):
+        turns += make_chunks(executor, "a", range(index, index + 1), PROMPTS)
+        make_chunks(executor, "b", range(index, index + 1))
+    assert [chunk.data.tobytes() for chunk in turns] == alone
+
+
+def test_a_session_of_another_size_runs_without_graphs_and_says_so(executor, caplog):
+    with caplog.at_level(logging.INFO):
+        other = rollout(executor, "other", height=48, width=64)
+    assert counters_of(executor).replays == 0
+    assert counters_of(executor).fallbacks == 1
+    assert "runs without post-attention graphs" in caplog.text
+    plain = InlineExecutor(config(leased=False, max_num_seqs=2))
+    plain.start()
+    assert rollout(plain, "other", height=48, width=64) == other
+    plain.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"enforce_eager": False}, "enforce_eager"),
+        ({"geometry": None}, "ar_diffusion_height"),
+        ({"dtype": "float32"}, "bfloat16 projection"),
+    ],
+)
+def test_settings_that_do_not_go_with_graphs_are_refused_at_the_start(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        InlineExecutor(config(leased=True, **changes)).start()
+
+
+def test_without_the_setting_there_are_no_graphs():
+    executor = InlineExecutor(config(leased=False))
+    executor.start()
+    assert executor.worker.pipeline.parts.leases is None
+    executor.shutdown()
+
+
+def test_a_failed_replay_loses_the_worker_keeps_its_memory_and_is_relaunched(monkeypatch):
+    supervisor = WorkerSupervisor(
+        lambda: InlineExecutor(config(leased=True)), warm_up=None, sleep=lambda _: None
+    )
+    supervisor.start()
+    supervisor.executor.open_session("lost", small_request(num_chunks=2))
+    replays = []
+    replay = EagerGraph.replay
+
+    def fail_once(graph):
+        replays.append(graph)
+        if len(replays) == LAYERS + 1:
+            raise RuntimeError("injected device error")
+        replay(graph)
+
+    monkeypatch.setattr(EagerGraph, "replay", fail_once)
+    held_before = len(PROCESS_QUARANTINE.held)
+    with pytest.raises(WorkerFailedError, match="workers have to be restarted"):
+        make_chunks(supervisor.executor, "lost", range(1))
+    (held,) = PROCESS_QUARANTINE.held[held_before:]
+    assert "injected device error" in held.reason
+    (lease,) = [owner for owner in held.owners if isinstance(owner, Lease)]
+    assert lease.slot.active
+    with pytest.raises(WorkerFailedError, match="restart all workers"):
+        supervisor.executor.open_session("refused", small_request(num_chunks=2))
+    supervisor.relaunch()
+    supervisor.executor.open_session("next", small_request(num_chunks=2))
+    assert len(make_chunks(supervisor.executor, "next", range(2))) == 2
+    supervisor.shutdown()

@@ -1,0 +1,392 @@
+"""Leases of post-attention graphs: their states, their fences and what a failure leaves behind.
+
+The runtime is a fake that calls instead of replaying, so equalities are bitwise.
+"""
+
+import pytest
+import torch
+
+from tests.helpers.blocks import random_block, tiny_config, tiny_parts
+from tests.helpers.fake_graphs import FakeRuntime, FakeStream
+from vllm_omni.diffusion.distributed.parallel_state import RankGroup
+from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
+from vllm_omni.diffusion.models.lingbot_world.lease import (
+    LeaseError,
+    LeaseInputs,
+    LeaseSignature,
+    LeaseState,
+    SlotsBusyError,
+)
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
+    LeasedPostAttention,
+    LeaseOptions,
+    asking_for_restart,
+)
+from vllm_omni.diffusion.models.lingbot_world.quarantine import Quarantine
+from vllm_omni.errors import ConfigError, WorkerFailedError
+from vllm_omni.platforms.int8 import ReferenceInt8Ops
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
+
+TOKENS, DIM = 6, tiny_config().dim
+CPU = torch.device("cpu")
+SIZE = LeaseSignature(tokens=TOKENS, dim=DIM, gate_rows=1, device=CPU)
+SIDE, OTHER = FakeStream("side"), FakeStream("other")
+
+
+def draw(*shape, seed, dtype=torch.bfloat16):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def some_inputs(seed=1, rows=1):
+    hidden, scale, shift = (draw(TOKENS, DIM, seed=seed + index) for index in range(3))
+    return LeaseInputs(hidden, draw(rows, DIM, seed=seed + 9, dtype=torch.float32), scale, shift)
+
+
+def attended(seed=20):
+    return draw(TOKENS, DIM, seed=seed)
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def runtime():
+    return FakeRuntime()
+
+
+@pytest.fixture
+def quarantine():
+    return Quarantine()
+
+
+@pytest.fixture
+def leases(runtime, quarantine):
+    made = LeasedPostAttention(new_blocks(), runtime, LeaseOptions(report=quarantine.hold))
+    made.prepare(SIZE)
+    runtime.log.clear()
+    return made
+
+
+def new_blocks():
+    with torch.inference_mode(mode=False):
+        return [random_block(tiny_parts(), seed) for seed in range(2)]
+
+
+def use(leases, layer=0, inputs=None, value=None):
+    """One whole lease; copies of its outputs."""
+    with leases.acquire(layer, inputs or some_inputs()) as lease:
+        lease.projection_input.copy_(attended() if value is None else value)
+        lease.mark_written()
+        return [tensor.clone() for tensor in lease.finish().tensors]
+
+
+def eager(leases, layer, inputs, value):
+    return leases.blocks[layer].post_attention(value, *inputs.tensors)
+
+
+# ---------------------------------------------------------------------------- what is computed
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_lease_gives_the_bytes_of_the_modules_and_leaves_its_inputs_alone(leases, rows):
+    leases.prepare(LeaseSignature(TOKENS, DIM, rows, CPU))
+    for layer in (0, 1):
+        for seed in (1, 40, 80):  # both slots, and the first one again
+            inputs, value = some_inputs(seed, rows), attended(seed)
+            before = [tensor.clone() for tensor in inputs.tensors]
+            wanted = eager(leases, layer, inputs, value)
+            got = use(leases, layer, inputs, value)
+            assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(inputs.tensors, before, strict=True))
+    assert leases.counters.output_clone_bytes == leases.counters.projection_copy_bytes == 0
+
+
+def test_the_roundings_are_those_of_the_written_formula(leases):
+    """Bitwise with the formula spelled out: float32 gate, one rounding, then bfloat16 steps."""
+    inputs, value = some_inputs(), attended()
+    block = leases.blocks[0]
+    projected, residual, normalised = use(leases, 0, inputs, value)
+    gated = (inputs.hidden.float() + projected.float() * inputs.gate).bfloat16()
+    scaled = ((1 + inputs.scale) * gated).bfloat16()
+    assert torch.equal(residual, (scaled + inputs.shift).bfloat16())
+    assert torch.equal(normalised, block.norm3(residual))
+
+
+def test_everything_is_captured_before_the_first_lease(leases, runtime):
+    assert leases.counters.captures == 2 * len(leases.blocks)
+    use(leases)
+    use(leases)
+    assert leases.counters.captures == 2 * len(leases.blocks)
+    assert [entry[0] for entry in runtime.log].count("capture") == 0
+    assert leases.counters.replays == leases.counters.producer_writes == 2
+
+
+def test_blocks_share_two_slots_of_buffers(leases):
+    first, second = leases.slots(SIZE)
+    assert len(first.captures) == len(second.captures) == len(leases.blocks)
+    assert first.attended.data_ptr() != second.attended.data_ptr()
+    seen = []
+    for layer in (0, 1, 0, 1):
+        with leases.acquire(layer, some_inputs()) as lease:
+            seen.append(lease.slot)
+            lease.stage(attended())
+            lease.finish()
+    assert [slot is first for slot in seen] == [True, False, True, False]
+
+
+def test_staging_copies_counts_and_does_not_alias(leases):
+    value = attended()
+    with leases.acquire(0, some_inputs()) as lease:
+        lease.stage(value)
+        value.fill_(7.0)
+        got = lease.finish().projected.clone()
+    assert torch.equal(got, leases.blocks[0].self_attn.o(attended()))
+    assert leases.counters.projection_copy_bytes == value.nbytes
+    copied = sum(tensor.nbytes for tensor in some_inputs().tensors)
+    assert leases.counters.conditioning_copy_bytes == copied
+
+
+# ---------------------------------------------------------------------------- slots and fences
+
+
+def test_two_leases_are_apart_and_a_third_waits_for_none(leases):
+    with leases.acquire(0, some_inputs()) as one, leases.acquire(1, some_inputs(50)) as two:
+        for lease, value in ((one, attended()), (two, attended(60))):
+            lease.stage(value)
+            lease.finish()
+        pointers = [t.data_ptr() for lease in (one, two) for t in lease.consume().tensors]
+        assert len(set(pointers)) == 6
+        with pytest.raises(SlotsBusyError, match="both slots still have consumers"):
+            use(leases)
+        assert not leases.failed
+        wanted = eager(leases, 0, some_inputs(), attended())
+        assert all(torch.equal(a, b) for a, b in zip(one.consume().tensors, wanted, strict=True))
+    use(leases)
+
+
+def test_each_consumer_waits_once_and_the_next_use_waits_for_all_before_it_writes(leases, runtime):
+    with leases.acquire(0, some_inputs()) as lease:
+        lease.stage(attended())
+        lease.finish()
+        ready = runtime.log[-1][1]
+        for stream in (SIDE, OTHER, SIDE, runtime.current):
+            lease.consume(stream)
+    waits = [entry for entry in runtime.log if entry[0] == "wait"]
+    assert waits == [("wait", "side", ready), ("wait", "other", ready)]
+    assert leases.counters.consumer_fences == 2
+    completion = [entry[1] for entry in runtime.log if entry[0] == "record"][1:]
+    assert [event.stream for event in completion] == ["producer", "side", "other"]
+    use(leases)  # the other slot, which nobody has read
+    runtime.log.clear()
+    use(leases)
+    assert runtime.log[:3] == [("wait", "producer", event) for event in completion]
+    assert runtime.log[3][0] == "own"
+    assert leases.counters.slot_reuse_waits == 3
+
+
+def test_consumers_own_the_outputs_on_their_stream(leases, runtime):
+    with leases.acquire(0, some_inputs()) as lease:
+        lease.stage(attended())
+        outputs = lease.finish()
+        lease.consume(SIDE)
+    owned = {entry[1] for entry in runtime.log if entry[0] == "own" and entry[2] == "side"}
+    assert owned == {tensor.data_ptr() for tensor in outputs.tensors}
+
+
+# ---------------------------------------------------------------------------- order of calls
+
+
+def test_a_closed_lease_refuses_everything(leases):
+    with leases.acquire(0, some_inputs()) as lease:
+        lease.stage(attended())
+        lease.finish()
+    assert lease.state is LeaseState.CLOSED
+    for access in (
+        lambda: lease.projection_input, lease.mark_written, lease.finish, lease.consume,
+        lambda: lease.stage(attended()),
+    ):  # fmt: skip
+        with pytest.raises(LeaseError, match="outside its consumer lifetime"):
+            access()
+    assert not leases.failed
+
+
+MISUSES = {
+    "finish before it is written": lambda lease, _: lease.finish(),
+    "consume before the replay": lambda lease, _: lease.consume(),
+    "written twice": lambda lease, _: (lease.mark_written(), lease.mark_written()),
+    "finished twice": lambda lease, _: (lease.mark_written(), lease.finish(), lease.finish()),
+    "input after the replay": lambda lease, _: (
+        lease.mark_written(), lease.finish(), lease.projection_input,
+    ),
+    "staged twice": lambda lease, _: (lease.stage(attended()), lease.stage(attended())),
+    "another stream writes": lambda lease, runtime: (move(runtime), lease.mark_written()),
+    "another stream replays": lambda lease, runtime: (
+        lease.mark_written(), move(runtime), lease.finish(),
+    ),
+    "left without a replay": lambda lease, _: lease.mark_written(),
+    "left untouched": lambda *_: None,
+}  # fmt: skip
+
+
+def move(runtime):
+    runtime.current = SIDE
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_misuse_inside_a_lease_poisons_the_controller(leases, runtime, quarantine, misuse):
+    with pytest.raises(LeaseError), leases.acquire(0, some_inputs()) as lease:
+        MISUSES[misuse](lease, runtime)
+    assert leases.failed
+    assert len(quarantine.held) == 1
+    with pytest.raises(WorkerFailedError, match="restart all workers"):
+        use(leases)
+
+
+# ---------------------------------------------------------------------------- failures
+
+
+class CallersOwn(BaseException):
+    pass
+
+
+def fail_in_replay(leases, runtime):
+    runtime.failing = "replay"
+    use(leases)
+
+
+def fail_in_completion(leases, runtime):
+    with leases.acquire(0, some_inputs()) as lease:
+        lease.stage(attended())
+        lease.finish()
+        runtime.failing = "record_event"
+
+
+def fail_in_producer(leases, _):
+    with leases.acquire(0, some_inputs()):
+        raise RuntimeError("injected producer failure")
+
+
+def fail_in_consumer(leases, _):
+    with leases.acquire(0, some_inputs()) as lease:
+        lease.stage(attended())
+        lease.finish()
+        raise CallersOwn("injected consumer failure")
+
+
+@pytest.mark.parametrize(
+    "failure", [fail_in_replay, fail_in_completion, fail_in_producer, fail_in_consumer]
+)
+def test_a_failure_is_passed_on_unchanged_and_nothing_is_released(
+    leases, runtime, quarantine, failure
+):
+    with pytest.raises(BaseException, match="injected") as caught:
+        failure(leases, runtime)
+    assert type(caught.value) in {RuntimeError, CallersOwn}
+    assert leases.failed
+    (active,) = [slot for slot in leases.slots(SIZE) if slot.active]
+    (held,) = quarantine.held
+    assert "injected" in held.reason
+    assert any(owner is active for owner in held.owners)
+    assert any(isinstance(owner, LeaseInputs) for owner in held.owners)
+    assert leases.quarantine == [held.owners]
+    assert leases.counters.fallbacks == 0
+    with pytest.raises(WorkerFailedError, match="restart all workers"):
+        use(leases)
+
+
+def test_the_worker_asks_for_a_restart_after_a_failed_lease(leases, runtime):
+    failed = pytest.raises(WorkerFailedError, match="have to be restarted")
+    with failed as caught, asking_for_restart(leases):
+        fail_in_replay(leases, runtime)
+    assert str(caught.value.__cause__) == "injected replay failure"
+    with pytest.raises(CallersOwn), asking_for_restart(leases):
+        raise CallersOwn
+    for healthy in (None, LeasedPostAttention(new_blocks(), runtime)):
+        with pytest.raises(ValueError, match="unrelated"), asking_for_restart(healthy):
+            raise ValueError("unrelated")
+
+
+# ---------------------------------------------------------------------------- set-up
+
+
+def test_a_failed_capture_refuses_the_configuration_before_any_session(runtime):
+    leases = LeasedPostAttention(new_blocks(), runtime)
+    runtime.failing = "capture"
+    with pytest.raises(ConfigError, match="set lingbot_npu_leased_post_attention to false"):
+        leases.prepare(SIZE)
+    assert not leases.decide(SIZE)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (lambda inputs: (inputs[0], inputs[0].clone(), inputs[0].clone()), "shares memory"),
+        (lambda inputs: (inputs[0].clone(), inputs[0].clone()), "three tensors"),
+        (lambda inputs: tuple(inputs[0].clone().float() for _ in range(3)), "three tensors"),
+    ],
+)
+def test_outputs_that_cannot_be_borrowed_are_refused(runtime, outputs, message):
+    runtime.outputs = outputs
+    with pytest.raises(LeaseError, match=message):
+        LeasedPostAttention(new_blocks(), runtime).prepare(SIZE)
+
+
+def test_a_session_decides_once_by_its_size(leases, runtime):
+    assert leases.decide(SIZE)
+    assert not leases.decide(LeaseSignature(TOKENS + 3, DIM, 1, CPU))
+    assert leases.counters.fallbacks == 1
+    runtime.capturing = True
+    assert not leases.decide(SIZE)
+    assert leases.counters.fallbacks == 2
+
+
+def test_inputs_of_another_size_touch_nothing(leases, runtime):
+    wide = LeaseInputs(*(torch.cat([t, t]) if len(t) > 1 else t for t in some_inputs().tensors))
+    with pytest.raises(LeaseError, match="no graphs were prepared"):
+        use(leases, inputs=wide)
+    assert runtime.log == []
+    assert not leases.failed
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_inputs_of_another_dtype_touch_nothing(leases, runtime, wrong):
+    tensors = list(some_inputs().tensors)
+    tensors[wrong] = tensors[wrong].half()
+    # Shape checks of the test run refuse the object itself; without them the lease does.
+    with pytest.raises((LeaseError, TypeError)):
+        use(leases, inputs=LeaseInputs(*tensors))
+    assert runtime.log == []
+    assert not leases.failed
+
+
+def test_sizes_are_limited_and_kept(runtime):
+    leases = LeasedPostAttention(new_blocks(), runtime, LeaseOptions(max_signatures=1))
+    leases.prepare(SIZE)
+    leases.prepare(SIZE)
+    with pytest.raises(ConfigError, match="take 1 sizes"):
+        leases.prepare(LeaseSignature(TOKENS + 3, DIM, 1, CPU))
+    assert leases.decide(SIZE)
+    with pytest.raises(ConfigError, match="divide the tokens"):
+        LeasedPostAttention(new_blocks(), runtime).prepare(LeaseSignature(TOKENS, DIM, 4, CPU))
+    for limit in (0, True):
+        with pytest.raises(ConfigError, match="at least 1"):
+            LeaseOptions(max_signatures=limit)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"dtype": torch.float32}, "needs an unquantised bfloat16 projection"),
+        ({"linear": Int8LinearMethod(ReferenceInt8Ops(), fractal=True)}, "as the checkpoint has"),
+        ({"tensor_parallel": RankGroup(0, 2, None)}, "tensor_parallel_size 1"),
+    ],
+)  # fmt: skip
+def test_projections_that_cannot_be_captured_are_refused(runtime, parts, message):
+    with torch.inference_mode(mode=False):
+        block = random_block(tiny_parts(**parts))
+    with pytest.raises(ConfigError, match=message):
+        LeasedPostAttention([block], runtime)
