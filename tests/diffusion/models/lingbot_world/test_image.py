@@ -8,43 +8,19 @@ import zlib
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.helpers.golden import assert_matches, golden_dir, load_set, requires_golden
+from tests.helpers.golden import golden_dir, requires_golden
+from tests.helpers.pictures import ALPHA, NOISE, RNG, WHITE, encoded, over_white, refused
 from vllm_omni.diffusion.models.lingbot_world.image import MAX_SOURCE_PIXELS, load_image
 from vllm_omni.errors import InvalidRequestError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
-RNG = np.random.default_rng(11)
-NOISE = RNG.integers(0, 256, size=(20, 30, 3), dtype=np.uint8)
-ALPHA = RNG.integers(0, 256, size=(20, 30), dtype=np.uint8)
-WHITE = 255
 
-
-def encoded(image, kind="PNG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def over_white(rgb, alpha):
-    """Float oracle of compositing; the library rounds to nearest, so it may differ by one."""
-    share = alpha[..., None] / 255.0
-    return rgb * share + WHITE * (1.0 - share)
-
-
-def refused(source, match):
-    with pytest.raises(InvalidRequestError, match=match) as caught:
-        load_image(source)
-    assert caught.value.field == "multi_modal_data.image"
-    return str(caught.value)
-
-
-# --- every entry, every kind of file -----------------------------------------------------------
+# --- every entry, every kind of file --------------------------------------------------------------
 
 
 def exif_rotated():
@@ -186,93 +162,7 @@ def test_the_given_pillow_image_is_left_as_it_was():
     assert image.tobytes() == before
 
 
-# --- arrays ------------------------------------------------------------------------------------
-
-
-@requires_golden
-@pytest.mark.parametrize("case", ["u8_0_255", "f_0_1", "f_m1_1", "f_0_1_batched", "bright"])
-def test_tensor_ranges_match_golden(case):
-    golden = load_set("e_encode_decode")
-    chw = golden.arrays["image.small_uint8"].permute(2, 0, 1)
-    unit = chw.float() / 255
-    source = {
-        "u8_0_255": chw,
-        "f_0_1": unit,
-        "f_m1_1": unit * 2 - 1,
-        "f_0_1_batched": unit[None],
-        "bright": golden.arrays["image.case.bright_in"],
-    }[case]
-    loaded = load_image(source)
-    if loaded.signed is None:
-        signed = torch.from_numpy(loaded.rgb).float() / 255 * 2 - 1
-    else:
-        signed = torch.from_numpy(loaded.signed)
-    assert_matches(signed.permute(2, 0, 1)[None], golden, f"image.case.{case}")
-
-
-def test_uint8_arrays_are_bitwise_the_pictures():
-    for source in (NOISE, NOISE[None], torch.from_numpy(NOISE).permute(2, 0, 1)):
-        assert np.array_equal(load_image(source).rgb, NOISE)
-    dark = np.ones((4, 4, 3), np.uint8)
-    assert np.array_equal(load_image(dark).rgb, dark)  # 1 of 255, not white
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32]
-)
-def test_every_numeric_tensor_type_is_read(dtype):
-    source = torch.tensor([0, 64, 255], dtype=dtype)[:, None, None].expand(3, 2, 4)
-    expected = np.float32([0, 64, 255]) / np.float32(255) * 2 - 1
-    assert load_image(source).signed.shape == (2, 4, 3)
-    assert np.array_equal(load_image(source).signed[0, 0], expected)
-
-
-def test_a_tensor_with_gradients_is_read_and_not_shared():
-    source = torch.full((3, 2, 2), -0.5, requires_grad=True)
-    loaded = load_image(source).signed
-    loaded[:] = 7
-    assert source.min() == -0.5
-    array = np.full((2, 2, 3), -0.5, np.float32)
-    load_image(array).signed[:] = 7
-    assert array.max() == -0.5
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.floats(-1, 255, width=32), st.floats(-1, 255, width=32))
-def test_ranges_map_into_minus_one_to_one_or_are_refused(first, second):
-    source = np.float32([first, second]).reshape(1, 2, 1).repeat(3, axis=2)
-    low, high = min(first, second), max(first, second)
-    if low < 0 and high > 1:
-        refused(source, "needs samples in")
-    else:
-        signed = load_image(source).signed
-        assert np.abs(signed).max() <= 1.0
-
-
-@pytest.mark.parametrize(
-    ("source", "match"),
-    [
-        (np.zeros((4, 4), np.uint8), r"\[H, W, 3\] or \[1, H, W, 3\], got \[4, 4\]"),
-        (np.zeros((4, 4, 4), np.uint8), r"got \[4, 4, 4\]"),
-        (np.zeros((2, 4, 4, 3), np.uint8), r"got \[2, 4, 4, 3\]"),
-        (torch.zeros(4, 4, 3), r"\[3, H, W\] or \[1, 3, H, W\], got \[4, 4, 3\]"),
-        (torch.zeros(1, 1, 3, 4, 4), r"got \[1, 1, 3, 4, 4\]"),
-        (torch.zeros(3, 0, 4), "needs at least one pixel, got 4x0"),
-        (torch.zeros(1).expand(3, 5000, 5000), "5000x5000 = 25000000"),
-        (np.full((2, 2, 3), np.nan), "NaN or infinity"),
-        (torch.full((3, 2, 2), torch.inf), "NaN or infinity"),
-        (np.full((2, 2, 3), 256.0), r"got \[256, 256\]"),
-        (np.full((2, 2, 3), -1.5), r"got \[-1.5, -1.5\]"),
-        (np.zeros((2, 2, 3), bool), "needs numbers, got type bool"),
-        (torch.zeros(3, 2, 2, dtype=torch.bool), "needs numbers, got type bool"),
-        (np.full((2, 2, 3), "a"), "needs numbers, got type"),
-    ],
-)
-def test_arrays_that_are_no_picture_are_refused(source, match):
-    refused(source, match)
-
-
-# --- refused files -----------------------------------------------------------------------------
+# --- refused files --------------------------------------------------------------------------------
 
 
 def png(width, height, rows, depth=8, colour=2):
