@@ -1,13 +1,13 @@
 """Attention by torch's scaled_dot_product_attention, on CPU and CUDA."""
 
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from vllm_omni.diffusion.attention.backend import gather_pages
+from vllm_omni.diffusion.attention.backend import GatheringAttention
 
 
-class SdpaAttention:
+class SdpaAttention(GatheringAttention):
     """Views in, fused kernel, view out; nothing is copied for an extent."""
 
     name = "sdpa"
@@ -25,21 +25,6 @@ class SdpaAttention:
             _heads_first(query), _heads_first(key), _heads_first(value), scale=scale
         )
         return attended[0].transpose(0, 1)
-
-    def attend_pages(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key_pages: Float[Tensor, "pages page_tokens heads head_dim"],
-        value_pages: Float[Tensor, "pages page_tokens heads head_dim"],
-        *,
-        block_table: Int[Tensor, " window_pages"],
-        visible_tokens: int,
-        scale: float,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
-        """Gather, then attend."""
-        key = gather_pages(key_pages, block_table, visible_tokens)
-        value = gather_pages(value_pages, block_table, visible_tokens)
-        return self.attend(query, key, value, scale=scale)
 
 
 def _heads_first(
