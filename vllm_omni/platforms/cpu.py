@@ -2,6 +2,7 @@
 
 import os
 import resource
+from pathlib import Path
 
 import torch
 
@@ -9,6 +10,7 @@ from vllm_omni.platforms.graphs import EagerGraphRuntime, GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops, ReferenceInt8Ops
 
 _KIB = 1024
+_MEMINFO = Path("/proc/meminfo")
 
 
 class CpuPlatform:
@@ -25,8 +27,12 @@ class CpuPlatform:
         return torch.device("cpu")
 
     def free_bytes(self, device: torch.device) -> int:
-        """Physical memory that the system calls available."""
+        """Memory that new tensors can take: free pages and, on Linux, caches that give way."""
         del device
+        if _MEMINFO.is_file():
+            for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * _KIB
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def peak_bytes(self, device: torch.device) -> int:
