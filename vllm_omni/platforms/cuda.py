@@ -8,11 +8,11 @@ from vllm_omni.platforms.int8 import Int8Ops
 
 
 class CudaPlatform:
-    """Device memory by the caching allocator, NCCL, cuDNN or flash attention through SDPA."""
+    """Device memory by the caching allocator, NCCL, fused attention kernels through SDPA."""
 
     name = "cuda"
     collective_backend = "nccl"
-    attention_backend = "sdpa"
+    attention_backend = "flash"
     pool_from_free_memory = True
 
     def device(self, local_rank: int) -> torch.device:

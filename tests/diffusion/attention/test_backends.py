@@ -9,7 +9,7 @@ from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
-BACKENDS = ("reference", "sdpa")
+BACKENDS = ("reference", "sdpa", "flash")
 CASES = [(1, 1, 1, 2), (6, 18, 2, 16), (72, 216, 4, 16), (5, 33, 3, 20)]
 """Queries, keys, heads, channels of a head."""
 

@@ -6,6 +6,7 @@ from vllm_omni.diffusion.attention.backend import AttentionBackend
 from vllm_omni.errors import ConfigError
 
 _BACKENDS = {
+    "flash": ("vllm_omni.diffusion.attention.backends.flash", "FlashAttention"),
     "npu_fusion": (
         "vllm_omni.diffusion.attention.backends.npu_fusion",
         "NpuFusionAttention",
