@@ -58,7 +58,7 @@ class Int8LinearMethod:
 
     def add_int8_weight(self, layer: nn.Module) -> None:
         """Register ``weight_int8`` ``[in, out]`` and ``weight_scale`` ``[out]`` by the weight."""
-        rows, scale = self.ops.quantize_rows(layer.weight.detach())
+        rows, scale = self.ops.quantize_rows(layer.get_parameter("weight").detach())
         arranged = self.ops.arrange_weight(rows, fractal=self.fractal)
         layer.register_buffer("weight_int8", arranged, persistent=False)
         layer.register_buffer("weight_scale", scale, persistent=False)
@@ -70,9 +70,9 @@ class Int8LinearMethod:
         tokens, token_scale = self.ops.quantize_rows(x.reshape(-1, x.shape[-1]))
         product = self.ops.matmul(
             tokens,
-            layer.weight_int8,
+            layer.get_buffer("weight_int8"),
             row_scale=token_scale,
-            column_scale=layer.weight_scale,
+            column_scale=layer.get_buffer("weight_scale"),
             bias=bias,
             dtype=x.dtype,
         )

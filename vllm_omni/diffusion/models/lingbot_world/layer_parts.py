@@ -1,18 +1,65 @@
 """Chooses by name what the layers of the transformer are built with, and checks it once."""
 
+from dataclasses import replace
+
 import torch
 
 from vllm_omni.diffusion.attention.backend import AttentionBackend
 from vllm_omni.diffusion.attention.registry import create_attention_backend
 from vllm_omni.diffusion.attention.self_check import check_attention
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.layers.linear import LinearMethod
+from vllm_omni.diffusion.distributed.comm import UlyssesExchange
+from vllm_omni.diffusion.distributed.parallel_state import ParallelState
+from vllm_omni.diffusion.distributed.self_check import check_exchange
+from vllm_omni.diffusion.layers.linear import LinearMethod, PlainLinearMethod
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
+from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
+from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
 from vllm_omni.errors import ConfigError
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
 
 logger = get_logger(__name__)
+
+
+def layer_parts(
+    config: OmniDiffusionConfig,
+    platform: Platform,
+    *,
+    model: LingBotWorldConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: ParallelState,
+    feed_forward: LinearMethod | None = None,
+) -> LayerParts:
+    """What the layers of one rank share.
+
+    Args:
+        feed_forward: instead of what the configuration says.
+
+    Raises:
+        ConfigError: if a choice does not exist, or is wrong on this device.
+    """
+    linear = PlainLinearMethod()
+    backend = checked_backend(
+        config, platform, head_dim=model.attention_head_dim, dtype=dtype, device=device
+    )
+    check_exchange(UlyssesExchange(parallel.sequence), dtype=dtype, device=device)
+    parts = LayerParts(
+        config=model,
+        dtype=dtype,
+        linear=linear,
+        backend=backend,
+        tensor_parallel=parallel.tensor,
+        exchange=UlyssesExchange(parallel.sequence),
+        feed_forward=feed_forward or feed_forward_method(config, platform, linear),
+    )
+    return parts if config.enforce_eager else uncompiled(parts)
+
+
+def uncompiled(parts: LayerParts) -> LayerParts:
+    """Parts whose window attention a compiler leaves alone."""
+    return replace(parts, attend=torch.compiler.disable(parts.attend))
 
 
 def checked_backend(

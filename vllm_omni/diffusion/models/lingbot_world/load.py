@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 
 from vllm_omni.diffusion.data import KVCacheConfig, OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState
-from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.layers.linear import LinearMethod
 from vllm_omni.diffusion.layers.linear_backend import (
     NATIVE,
     LinearBackend,
@@ -24,10 +23,7 @@ from vllm_omni.diffusion.models.lingbot_world.config import (
     read_flow_shift,
     read_json,
 )
-from vllm_omni.diffusion.models.lingbot_world.layer_parts import (
-    checked_backend,
-    feed_forward_method,
-)
+from vllm_omni.diffusion.models.lingbot_world.layer_parts import layer_parts
 from vllm_omni.diffusion.models.lingbot_world.lease_setup import prepare_leases
 from vllm_omni.diffusion.models.lingbot_world.pipeline import (
     LingBotWorldCausalDMDPipeline,
@@ -82,8 +78,12 @@ def load_pipeline(
     platform: Platform,
     device: torch.device,
     parallel: ParallelState,
+    feed_forward: LinearMethod | None = None,
 ) -> LingBotWorldCausalDMDPipeline:
     """Check everything, then read the weights of this rank.
+
+    Args:
+        feed_forward: how the feed-forward linears are, instead of what the configuration says.
 
     Raises:
         CheckpointError: if files are missing or are not this model.
@@ -95,24 +95,15 @@ def load_pipeline(
     config.parallel.check_feed_forward(facts.transformer.ffn_dim)
     text = TextEncoder.load(model, dtype=dtype, device=device)
     vae = load_vae(model, facts.vae, dtype=dtype, device=device)
-    linear = PlainLinearMethod()
-    parts = LayerParts(
-        config=facts.transformer,
+    parts = layer_parts(
+        config,
+        platform,
+        model=facts.transformer,
         dtype=dtype,
-        linear=linear,
-        backend=checked_backend(
-            config,
-            platform,
-            head_dim=facts.transformer.attention_head_dim,
-            dtype=dtype,
-            device=device,
-        ),
-        feed_forward=feed_forward_method(config, platform, linear),
-        tensor_parallel=parallel.tensor,
-        exchange=UlyssesExchange(parallel.sequence),
+        device=device,
+        parallel=parallel,
+        feed_forward=feed_forward,
     )
-    if not config.enforce_eager:
-        parts = uncompiled(parts)
     linears = create_linear_backend(
         config.linear_backend,
         config.quantization,
@@ -162,16 +153,11 @@ def pixel_gather(
 def compile_blocks(transformer: CausalLingBotWorldTransformer3DModel) -> None:
     """Compile the block once for all layers.
 
-    The compiler stops at the window (see :func:`uncompiled`), so nothing that changes from chunk
+    The compiler stops at the window (see ``layer_parts``), so nothing that changes from chunk
     to chunk is a constant of the compiled code: one compilation serves every window length.
     """
     for block in transformer.blocks:
         block.compile(dynamic=False)
-
-
-def uncompiled(parts: LayerParts) -> LayerParts:
-    """Parts whose window attention a compiler leaves alone."""
-    return replace(parts, attend=torch.compiler.disable(parts.attend))
 
 
 def load_transformer(
