@@ -80,25 +80,32 @@ def _load(task: WorkerTask) -> Worker:
 
 
 def _join(task: WorkerTask) -> ParallelState | None:
-    """Meet the other ranks, unless this one is alone."""
+    """Meet the other ranks, unless this one is alone, and see that exchanges between them work."""
+    import torch
+
+    from vllm_omni.diffusion.distributed.comm import UlyssesExchange
     from vllm_omni.diffusion.distributed.parallel_state import WorldPlace, join_world
+    from vllm_omni.diffusion.distributed.self_check import check_exchange
     from vllm_omni.platforms import create_platform
 
     config = task.config
     if task.rendezvous is None:
         return None
     platform = create_platform(config.device)
-    return join_world(
+    device = platform.device(task.rank)
+    state = join_world(
         WorldPlace(
             rank=task.rank,
             tensor_parallel_size=config.parallel.tensor_parallel_size,
             sequence_parallel_size=config.parallel.ulysses_degree,
             rendezvous=task.rendezvous,
             backend=platform.collective_backend,
-            device=platform.device(task.rank),
+            device=device,
             timeout_s=config.chunk_timeout_s or config.stage_init_timeout_s,
         )
     )
+    check_exchange(UlyssesExchange(state.sequence), dtype=torch.bfloat16, device=device)
+    return state
 
 
 def _end(worker: Worker) -> None:

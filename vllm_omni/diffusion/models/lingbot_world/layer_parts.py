@@ -10,7 +10,6 @@ from vllm_omni.diffusion.attention.self_check import check_attention
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
-from vllm_omni.diffusion.distributed.self_check import check_exchange
 from vllm_omni.diffusion.layers.linear import LinearMethod, PlainLinearMethod
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
@@ -44,7 +43,6 @@ def layer_parts(
     backend = checked_backend(
         config, platform, head_dim=model.attention_head_dim, dtype=dtype, device=device
     )
-    check_exchange(UlyssesExchange(parallel.sequence), dtype=dtype, device=device)
     parts = LayerParts(
         config=model,
         dtype=dtype,
