@@ -1,0 +1,311 @@
+"""The shapes of the real model with random weights: kernels, one layer, chunks, decode, memory.
+
+Each figure stands beside the practical bound of ``roofline.py`` where the device's rates are known.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from benchmarks.lingbot_world.bench_timing import Clock, gpu_state, peak_bytes
+from benchmarks.lingbot_world.roofline import TRIMMED, work_of
+from benchmarks.lingbot_world.roofline_counts import Model, layer_flops
+from benchmarks.lingbot_world.roofline_devices import (
+    DEVICES,
+    PRECISIONS,
+    TERA,
+    Device,
+    best_fill,
+    chunk_time,
+    decode_ms,
+)
+from benchmarks.lingbot_world.roofline_vae import Vae, count_decode
+from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.distributed.comm import UlyssesExchange
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
+from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow, LayerParts
+from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
+from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
+from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS, LingBotWorldConfig
+from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
+from vllm_omni.diffusion.models.lingbot_world.schedule import COMMIT_TIMESTEP, DmdSchedule
+from vllm_omni.diffusion.models.lingbot_world.transformer import (
+    CausalLingBotWorldTransformer3DModel,
+    ChunkContext,
+)
+from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
+from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
+from vllm_omni.diffusion.models.loader import materialize, no_weights
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
+from vllm_omni.platforms import create_platform
+
+_STD = 0.02
+_TEXT_TOKENS = 512
+_CHUNKS = 8
+_FLOW_SHIFT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What is built: the transformer, the autoencoder and the video's size."""
+
+    transformer: LingBotWorldConfig
+    vae: VaeConfig
+    geometry: VideoGeometry
+    repeats: int
+
+
+def _vae_fields(base_dim: int) -> dict[str, object]:
+    return {
+        "_class_name": "AutoencoderKLWan", "base_dim": base_dim, "z_dim": 16,
+        "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True],
+        "latents_mean": [0.0] * 16, "latents_std": [1.0] * 16,
+    }  # fmt: skip
+
+
+def scale_of(name: str) -> Scale:
+    """``full`` is the released model at 832x480; ``tiny`` runs the same code anywhere."""
+    if name == "full":
+        return Scale(
+            LingBotWorldConfig(), VaeConfig.from_json(_vae_fields(96)), VideoGeometry(480, 832), 20
+        )
+    small = LingBotWorldConfig(
+        num_attention_heads=4, attention_head_dim=16, text_dim=64, freq_dim=64, ffn_dim=256,
+        num_layers=3, sink_size=3, sliding_window_num_frames=9,
+    )  # fmt: skip
+    return Scale(small, VaeConfig.from_json(_vae_fields(8)), VideoGeometry(32, 48), 3)
+
+
+def real_shapes(scale: Scale, device_name: str, bound_device: str | None) -> dict[str, object]:
+    """Run everything once.
+
+    Args:
+        bound_device: whose rates in ``roofline_devices.py`` the bounds are of; ``None`` for no
+            bounds.
+    """
+    platform = create_platform(device_name)
+    device = platform.device(0)
+    bench = RealBench(scale, device, platform.attention_backend, _rates(bound_device))
+    with torch.inference_mode():
+        return {
+            "size": str(scale.geometry),
+            "dtype": "bfloat16",
+            "weights": f"random, N(0, {_STD})",
+            "bounds_of": bound_device,
+            "products": bench.products(),
+            "attention": bench.attention(),
+            "layer": bench.layer(),
+            "chunks": bench.chunks(),
+            "decode": bench.decode(),
+            "peak_bytes": peak_bytes(device),
+            "gpu_state_after": gpu_state() if device.type == "cuda" else None,
+        }
+
+
+def _rates(name: str | None) -> Device | None:
+    return None if name is None else next(device for device in DEVICES if device.name == name)
+
+
+class RealBench:
+    """The model on its device, and the measurements of it."""
+
+    def __init__(
+        self, scale: Scale, device: torch.device, backend: str, rates: Device | None
+    ) -> None:
+        self.scale, self.device, self.rates = scale, device, rates
+        self.clock = Clock(device)
+        self.backend = create_attention_backend(backend)
+        config = scale.transformer
+        self.counts = Model(
+            height=scale.geometry.height,
+            width=scale.geometry.width,
+            layers=config.num_layers,
+            heads=config.num_attention_heads,
+            head_dim=config.attention_head_dim,
+            ffn_dim=config.ffn_dim,
+            text_dim=config.text_dim,
+            freq_dim=config.freq_dim,
+            window_latent_frames=config.window.window_frames,
+            sink_latent_frames=config.window.sink_frames,
+        )
+        self.transformer = self._build_transformer()
+        self.spec = self._kv_spec()
+        pages = self.spec.window_pages(scale.geometry.tokens_per_frame)
+        self.pool = KVPool(self.spec, pages, dtype=torch.bfloat16, device=device)
+        self.kv = SessionKV(self.pool, scale.geometry.tokens_per_frame)
+        self.text = self.transformer.embed_text(self._random(_TEXT_TOKENS, config.text_dim))
+
+    def products(self) -> dict[str, dict[str, float | None]]:
+        """Rates of the matrix products of one layer, in TFLOP/s."""
+        dim, ffn = self.counts.dim, self.counts.ffn_dim
+        rows, measured = self.counts.chunk_tokens, {}
+        for name, columns, inner in (
+            ("qkv", 3 * dim, dim), ("out", dim, dim), ("ffn_in", ffn, dim), ("ffn_out", dim, ffn),
+        ):  # fmt: skip
+            x, weight = self._random(rows, inner), self._random(columns, inner)
+            bias = self._random(columns)
+            ms = self.clock.median(lambda: F.linear(x, weight, bias), self.scale.repeats)  # noqa: B023
+            measured[name] = {
+                "ms": ms,
+                "tflops": 2 * rows * columns * inner / TERA / ms * 1e3,
+                "bound_tflops": self.rates and self.rates.gemm_p,
+            }
+        return measured
+
+    def attention(self) -> dict[str, float | None]:
+        """Rate of self-attention over the full window, in TFLOP/s."""
+        shape = self.counts.heads, self.counts.head_dim
+        query = self._random(self.counts.chunk_tokens, *shape)
+        key, value = (self._random(self.counts.window_tokens, *shape) for _ in range(2))
+        scale = self.counts.head_dim**-0.5
+        ms = self.clock.median(
+            lambda: self.backend.attend(query, key, value, scale=scale), self.scale.repeats
+        )
+        flops = layer_flops(self.counts, self.counts.window_tokens).self_attention
+        return {
+            "ms": ms,
+            "tflops": flops / TERA / ms * 1e3,
+            "bound_tflops": self.rates and self._attention_rate(self.rates),
+        }
+
+    def layer(self) -> dict[str, float | None]:
+        """One layer of a probe with the window full."""
+        block, start = self.transformer.blocks[0], self.counts.window_latent_frames
+        context = self._context(start)
+        window = next(context.window.by_layer())
+        x, time = self._random(self.counts.chunk_tokens, self.counts.dim), self._time(1000.0)
+        ms = self.clock.median(
+            lambda: block(x, time, context.camera[0], text=context.text[0], window=window),
+            self.scale.repeats,
+        )
+        flops = layer_flops(self.counts, self.counts.window_tokens)
+        bound = None
+        if self.rates:
+            attention = flops.self_attention + flops.cross_attention
+            bound = 1e3 * flops.gemm / TERA / self.rates.gemm_p
+            bound += 1e3 * attention / TERA / self._attention_rate(self.rates)
+        return {"ms": ms, "bound_ms": bound}
+
+    def chunks(self) -> list[dict[str, float | None]]:
+        """Camera, four probes and commit of chunks 1 to 8, while the window fills."""
+        steps = DmdSchedule.with_shift(_FLOW_SHIFT)
+        times = tuple(self._time(t) for t in (*steps.timesteps, COMMIT_TIMESTEP))
+        generator = torch.Generator(self.device).manual_seed(0)
+        condition = self._random(20, *self._latent_size())
+        self._chunk(0, steps, times, generator, condition)  # warms the kernels up
+        return [self._chunk(i, steps, times, generator, condition) for i in range(_CHUNKS)]
+
+    def decode(self) -> dict[str, float | None]:
+        """Decode of a later chunk and its conversion to bytes."""
+        with no_weights():
+            vae = WanVAE(self.scale.vae).to(torch.bfloat16)
+        self._fill(vae)
+        vae.prepare()
+        latents = torch.randn(16, *self._latent_size(), device=self.device)
+        _, state = vae.decode(latents, DecoderState.fresh())
+        video, state = vae.decode(latents, state)
+        ms = self.clock.median(lambda: vae.decode(latents, state), max(3, self.scale.repeats // 4))
+        counted = count_decode(
+            Vae(base_dim=self.scale.vae.base_dim), height=self.scale.geometry.height,
+            width=self.scale.geometry.width, latent_frames=LATENT_FRAMES_PER_CHUNK, first=False,
+        )  # fmt: skip
+        bound = self.rates and decode_ms(self.rates, counted, ranks=1, element_bytes=2)
+        uint8_ms = self.clock.median(lambda: to_uint8(video), self.scale.repeats)
+        return {"ms": ms, "bound_ms": bound, "uint8_ms": uint8_ms}
+
+    def _chunk(
+        self,
+        index: int,
+        schedule: DmdSchedule,
+        times: tuple[TimeEmbedding, ...],
+        generator: torch.Generator,
+        condition: torch.Tensor,
+    ) -> dict[str, float | None]:
+        made: dict[str, object] = {}
+
+        def embed() -> None:
+            made["context"] = self._context(index * LATENT_FRAMES_PER_CHUNK)
+
+        def probe() -> None:
+            made["clean"] = denoise(
+                self.transformer, condition=condition, context=made["context"],
+                schedule=schedule, steps=times, generator=generator,
+            )  # fmt: skip
+
+        def write() -> None:
+            commit(
+                self.transformer, clean=made["clean"], condition=condition,
+                context=made["context"], step=times[-1],
+            )  # fmt: skip
+
+        parts = [self.clock.once(work) for work in (embed, probe, write)]
+        measured = dict(zip(("camera_ms", "probes_ms", "commit_ms"), parts, strict=True))
+        bound = None
+        if self.rates:
+            work = work_of(self.counts, TRIMMED, 1, self.counts.visible_tokens(index))
+            bound = chunk_time(
+                self.counts, self.rates, work, ranks=1, precision=PRECISIONS[0]
+            ).practical_ms
+        return {"chunk": index + 1, **measured, "total_ms": sum(parts), "bound_ms": bound}
+
+    def _attention_rate(self, rates: Device) -> float:
+        if not rates.processors:
+            return rates.attn_p
+        return rates.attn_p * best_fill(self.counts, ranks=1, processors=rates.processors)
+
+    def _context(self, start: int) -> ChunkContext:
+        window = ChunkWindow(
+            layers=self.pool.layers,
+            plan=self.kv.plan(start, LATENT_FRAMES_PER_CHUNK),
+            rotary=self.transformer.rotary_tables(self.scale.geometry, start, self.device),
+        )
+        camera = self._random(CAMERA_CHANNELS, *self._latent_size())
+        return ChunkContext(self.transformer.embed_camera(camera), self.text, window)
+
+    def _time(self, timestep: float) -> TimeEmbedding:
+        return self.transformer.embed_time(torch.tensor([timestep]))
+
+    def _latent_size(self) -> tuple[int, int, int]:
+        geometry = self.scale.geometry
+        return LATENT_FRAMES_PER_CHUNK, geometry.latent_height, geometry.latent_width
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=self.device, dtype=torch.bfloat16)
+
+    def _build_transformer(self) -> CausalLingBotWorldTransformer3DModel:
+        parts = LayerParts(
+            config=self.scale.transformer,
+            dtype=torch.bfloat16,
+            linear=PlainLinearMethod(),
+            backend=self.backend,
+            tensor_parallel=SINGLE,
+            exchange=UlyssesExchange(SINGLE),
+        )
+        with no_weights():
+            model = CausalLingBotWorldTransformer3DModel(parts)
+        self._fill(model)
+        return model
+
+    def _fill(self, module: torch.nn.Module) -> None:
+        materialize(module, self.device)
+        for parameter in module.parameters():
+            parameter.data.normal_(0.0, _STD)
+
+    def _kv_spec(self) -> KVCacheSpec:
+        config = self.scale.transformer
+        return KVCacheSpec(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_attention_heads,
+            text_heads=config.num_attention_heads,
+            head_dim=config.attention_head_dim,
+            window_frames=config.window.window_frames,
+            sink_frames=config.window.sink_frames,
+            text_tokens=_TEXT_TOKENS,
+            element_bytes=2,
+            page_tokens=128,
+        )
