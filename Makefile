@@ -5,6 +5,7 @@
 #   make soak    the long-run tests (1000 chunks)
 #   make serve-demo   a server with the tiny checkpoint and its web page on 127.0.0.1:8000
 #   make test-web     the tests of the web page, in a headless Chromium of the system
+#   make test-vllm    the tests of the linears on vLLM, in an environment of their own (2.2 GB)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,9 +15,12 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 # Two test processes of one thread each: the tests' small matrices gain nothing from more.
 WORKERS ?= 2
+# vLLM pins other versions than the project runs with, so it has a folder of its own.
+VLLM_VENV ?= .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 export OMP_NUM_THREADS = 1
 
-.PHONY: setup demo test check static unit soak serve-demo test-web clean
+.PHONY: setup demo test check static unit soak serve-demo test-web vllm-env test-vllm clean
 
 setup: $(STAMP)
 
@@ -56,6 +60,18 @@ serve-demo: $(STAMP)
 test-web: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,web-test]'
 	$(BIN)/python -m pytest tests/web
+
+# The list is complete and frozen; what vLLM asks for beyond it does not load here, see the list.
+vllm-env: $(VLLM_STAMP)
+
+$(VLLM_STAMP): tests/vllm/requirements.txt pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps -r tests/vllm/requirements.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-vllm: $(VLLM_STAMP)
+	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest tests/vllm
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -59,4 +59,5 @@ def roll(
     made.traffic = worker.traffic
     worker.close_session("a")
     made.free_pages = worker.pool.pages.num_free
+    worker.shutdown()
     return made

@@ -6,6 +6,7 @@ is made, one rank or many.
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from vllm_omni.diffusion.distributed.parallel_state import ParallelState, RankGr
 _ALONE_BACKEND = "gloo"
 _NO_METHOD = "env://"
 """Never used: the default group exists before vLLM is asked."""
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +57,17 @@ def join_vllm_world(
 
 
 def leave_vllm_world() -> None:
-    """End vLLM's groups and the default group; a second call does nothing.
-
-    Left alone they would leave shared memory behind.
-    """
+    """End vLLM's groups and the default group; a second call does nothing."""
     destroy_model_parallel()
     destroy_distributed_environment()
 
 
 def _make_groups(config: VllmConfig, parallel: ParallelState, device: torch.device) -> None:
     if not dist.is_initialized():
-        dist.init_process_group(_ALONE_BACKEND, store=dist.HashStore(), rank=0, world_size=1)
-    envs.name_vllm_world(_world_name(parallel.control))
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] (documented)
+        dist.init_process_group(_ALONE_BACKEND, store=store, rank=0, world_size=1)
+    name = _world_name(parallel.control)
+    envs.name_vllm_world(name)
     rank = parallel.control.rank
     with set_current_vllm_config(config):
         init_distributed_environment(
@@ -77,6 +78,19 @@ def _make_groups(config: VllmConfig, parallel: ParallelState, device: torch.devi
             dist.get_backend(),
         )
         initialize_model_parallel(parallel.tensor.size)
+    _forget_names(name, parallel.control)
+
+
+def _forget_names(name: str, control: RankGroup) -> None:
+    """Remove the names of vLLM's shared memory on a CPU as soon as every rank has it open.
+
+    vLLM removes them when a process returns from its main program, which a worker that is killed
+    or that multiprocessing ends never does.
+    """
+    control.any(flag=False)
+    if control.rank == 0:
+        for path in _SHARED_MEMORY.glob(f"{name}-*"):
+            path.unlink(missing_ok=True)
 
 
 def _world_name(control: RankGroup) -> str:
