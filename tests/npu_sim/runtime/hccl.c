@@ -1,0 +1,461 @@
+/* Collectives between processes of one machine, over shared memory.
+ *
+ * Every communicator is one shared segment: a header, an arena for each rank that the others read
+ * between two barriers, and a mailbox for each ordered pair of ranks. A send fills its mailbox
+ * and does not wait for the receiver, so that both directions of a pair can be under way.
+ */
+#define _GNU_SOURCE
+#include "sim.h"
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MAX_RANKS = 16, NAME_BYTES = 64, ROOT_INFO_BYTES = 4108, MAX_GROUPED = 256 };
+enum { SPINS = 200, NAP_US = 100 };
+static const uint64_t HEADER_BYTES = 1ull << 20, ARENA_BYTES = 64ull << 20, MAIL_BYTES = 16ull << 20;
+static const double PATIENCE_MS = 120e3;
+
+enum { TIMED_OUT = 9, TOO_LARGE = 6, MISMATCH = 5, NO_SEGMENT = 2 };
+enum kind { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND, RECEIVE, BARRIER };
+static const char *const NAMES[] = {
+    "all-reduce", "broadcast", "all-gather", "reduce-scatter", "all-to-all", "send", "receive",
+    "barrier",
+};
+enum reduction { SUM, PRODUCT, MAXIMUM, MINIMUM };
+/* Numbers of the element types, as HCCL numbers them. */
+enum type { INT8 = 0, INT16, INT32, FLOAT16, FLOAT32, INT64, UINT64, UINT8, UINT16, UINT32, FLOAT64,
+            BFLOAT16, TYPES };
+static const uint64_t ELEMENT_BYTES[TYPES] = {1, 2, 4, 2, 4, 8, 8, 1, 2, 4, 8, 2};
+
+struct header {
+    volatile int32_t attached, arrived, phase;
+    volatile uint64_t sent[MAX_RANKS][MAX_RANKS], taken[MAX_RANKS][MAX_RANKS];
+    volatile uint64_t bytes[MAX_RANKS][MAX_RANKS];
+    /* What each rank sends to each in the all-to-all under way: elements, and where they start. */
+    uint64_t counts[MAX_RANKS][MAX_RANKS], starts[MAX_RANKS][MAX_RANKS];
+};
+
+struct comm {
+    int rank, size;
+    struct header *header;
+    char *base;
+    char name[NAME_BYTES];
+};
+
+struct job {
+    enum kind kind;
+    enum type type;
+    enum reduction reduction;
+    int peer;
+    struct comm *comm;
+    const void *send;
+    void *receive;
+    uint64_t count;
+    uint64_t send_counts[MAX_RANKS], send_starts[MAX_RANKS];
+    uint64_t receive_counts[MAX_RANKS], receive_starts[MAX_RANKS];
+};
+
+static char *arena(struct comm *c, int rank) { return c->base + HEADER_BYTES + rank * ARENA_BYTES; }
+
+static char *mailbox(struct comm *c, int from, int to)
+{
+    return arena(c, c->size) + (uint64_t)(from * c->size + to) * MAIL_BYTES;
+}
+
+/* ---- waiting for other processes ---- */
+
+static void nap(int *spins)
+{
+    if (++*spins < SPINS)
+        sched_yield();
+    else
+        usleep(NAP_US);
+}
+
+#define AWAIT(condition, what)                                                                  \
+    do {                                                                                        \
+        double started = sim_now_ms();                                                          \
+        for (int spins = 0; !(condition); nap(&spins))                                          \
+            if (sim_now_ms() - started > PATIENCE_MS) {                                         \
+                fprintf(stderr, "simulated HCCL: rank %d waited too long in %s\n", c->rank, what); \
+                return TIMED_OUT;                                                               \
+            }                                                                                   \
+    } while (0)
+
+static int meet(struct comm *c, const char *what)
+{
+    int phase = c->header->phase;
+    if (__atomic_add_fetch(&c->header->arrived, 1, __ATOMIC_SEQ_CST) == c->size) {
+        c->header->arrived = 0;
+        __atomic_add_fetch(&c->header->phase, 1, __ATOMIC_SEQ_CST);
+    } else {
+        AWAIT(c->header->phase != phase, what);
+    }
+    return OK;
+}
+
+/* ---- element arithmetic of reductions ---- */
+
+static double load(const char *data, uint64_t index, enum type type)
+{
+    uint32_t bits;
+    float value;
+    switch (type) {
+    case FLOAT32: return ((const float *)data)[index];
+    case FLOAT64: return ((const double *)data)[index];
+    case FLOAT16: return (double)((const _Float16 *)data)[index];
+    case BFLOAT16:
+        bits = (uint32_t)((const uint16_t *)data)[index] << 16;
+        memcpy(&value, &bits, sizeof value);
+        return value;
+    case INT8: return ((const int8_t *)data)[index];
+    case UINT8: return ((const uint8_t *)data)[index];
+    case INT32: return ((const int32_t *)data)[index];
+    default: return (double)((const int64_t *)data)[index];
+    }
+}
+
+static void store(char *data, uint64_t index, enum type type, double wide)
+{
+    uint32_t bits;
+    float value = (float)wide;
+    switch (type) {
+    case FLOAT32: ((float *)data)[index] = value; break;
+    case FLOAT64: ((double *)data)[index] = wide; break;
+    case FLOAT16: ((_Float16 *)data)[index] = (_Float16)value; break;
+    case BFLOAT16: /* round half to even */
+        memcpy(&bits, &value, sizeof bits);
+        ((uint16_t *)data)[index] = (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+        break;
+    case INT8: ((int8_t *)data)[index] = (int8_t)wide; break;
+    case UINT8: ((uint8_t *)data)[index] = (uint8_t)wide; break;
+    case INT32: ((int32_t *)data)[index] = (int32_t)wide; break;
+    default: ((int64_t *)data)[index] = (int64_t)wide; break;
+    }
+}
+
+static double combine(double a, double b, enum reduction how)
+{
+    switch (how) {
+    case SUM: return a + b;
+    case PRODUCT: return a * b;
+    case MAXIMUM: return a > b ? a : b;
+    default: return a < b ? a : b;
+    }
+}
+
+/* Reduces, in rank order, `count` elements that stand `first` elements into every arena. */
+static void reduce(struct job *j, uint64_t first)
+{
+    for (uint64_t i = 0; i < j->count; i++) {
+        double value = load(arena(j->comm, 0), first + i, j->type);
+        for (int rank = 1; rank < j->comm->size; rank++)
+            value = combine(value, load(arena(j->comm, rank), first + i, j->type), j->reduction);
+        store(j->receive, i, j->type, value);
+    }
+}
+
+/* ---- the collectives ---- */
+
+static int publish(struct job *j, uint64_t bytes)
+{
+    if (bytes > ARENA_BYTES)
+        return TOO_LARGE;
+    memcpy(arena(j->comm, j->comm->rank), j->send, bytes);
+    return meet(j->comm, NAMES[j->kind]);
+}
+
+static int all_gather(struct job *j, uint64_t bytes)
+{
+    int error = publish(j, bytes);
+    for (int rank = 0; !error && rank < j->comm->size; rank++)
+        memcpy((char *)j->receive + rank * bytes, arena(j->comm, rank), bytes);
+    return error ? error : meet(j->comm, NAMES[j->kind]);
+}
+
+static int broadcast(struct job *j, uint64_t bytes)
+{
+    int error = publish(j, j->comm->rank == j->peer ? bytes : 0);
+    if (error)
+        return error;
+    memcpy(j->receive, arena(j->comm, j->peer), bytes);
+    return meet(j->comm, NAMES[j->kind]);
+}
+
+static int reduce_all(struct job *j, uint64_t bytes)
+{
+    int scatter = j->kind == REDUCE_SCATTER;
+    int error = publish(j, scatter ? bytes * j->comm->size : bytes);
+    if (error)
+        return error;
+    reduce(j, scatter ? j->comm->rank * j->count : 0);
+    return meet(j->comm, NAMES[j->kind]);
+}
+
+static int all_to_all(struct job *j, uint64_t element)
+{
+    struct comm *c = j->comm;
+    uint64_t end = 0;
+    for (int peer = 0; peer < c->size; peer++) {
+        c->header->counts[c->rank][peer] = j->send_counts[peer];
+        c->header->starts[c->rank][peer] = j->send_starts[peer];
+        if (j->send_starts[peer] + j->send_counts[peer] > end)
+            end = j->send_starts[peer] + j->send_counts[peer];
+    }
+    int error = publish(j, end * element);
+    for (int peer = 0; !error && peer < c->size; peer++) {
+        if (c->header->counts[peer][c->rank] != j->receive_counts[peer])
+            error = MISMATCH;
+        else
+            memcpy((char *)j->receive + j->receive_starts[peer] * element,
+                   arena(c, peer) + c->header->starts[peer][c->rank] * element,
+                   j->receive_counts[peer] * element);
+    }
+    int left = meet(c, NAMES[j->kind]);
+    return error ? error : left;
+}
+
+static int send(struct job *j, uint64_t bytes)
+{
+    struct comm *c = j->comm;
+    struct header *h = c->header;
+    if (bytes > MAIL_BYTES)
+        return TOO_LARGE;
+    AWAIT(h->sent[c->rank][j->peer] == h->taken[c->rank][j->peer], "send");
+    memcpy(mailbox(c, c->rank, j->peer), j->send, bytes);
+    h->bytes[c->rank][j->peer] = bytes;
+    __atomic_add_fetch(&h->sent[c->rank][j->peer], 1, __ATOMIC_SEQ_CST);
+    return OK;
+}
+
+static int receive(struct job *j, uint64_t bytes)
+{
+    struct comm *c = j->comm;
+    struct header *h = c->header;
+    AWAIT(h->sent[j->peer][c->rank] > h->taken[j->peer][c->rank], "receive");
+    int error = h->bytes[j->peer][c->rank] == bytes ? OK : MISMATCH;
+    if (!error)
+        memcpy(j->receive, mailbox(c, j->peer, c->rank), bytes);
+    __atomic_add_fetch(&h->taken[j->peer][c->rank], 1, __ATOMIC_SEQ_CST);
+    return error;
+}
+
+static int run_job(void *context, int taped)
+{
+    struct job *j = context;
+    uint64_t element = ELEMENT_BYTES[j->type], bytes = j->count * element;
+    int error = OK;
+    switch (j->kind) {
+    case ALL_REDUCE:
+    case REDUCE_SCATTER: error = reduce_all(j, bytes); break;
+    case BROADCAST: error = broadcast(j, bytes); break;
+    case ALL_GATHER: error = all_gather(j, bytes); break;
+    case ALL_TO_ALL: error = all_to_all(j, element); break;
+    case SEND: error = send(j, bytes); break;
+    case RECEIVE: error = receive(j, bytes); break;
+    case BARRIER: error = meet(j->comm, NAMES[BARRIER]); break;
+    }
+    if (error)
+        fprintf(stderr, "simulated HCCL: %s failed with %d on rank %d\n", NAMES[j->kind], error,
+                j->comm->rank);
+    if (!taped)
+        free(j);
+    return error;
+}
+
+/* ---- grouped calls: all sends of a group go out before its first receive waits ---- */
+
+static __thread int depth, grouped_count;
+static __thread struct job *grouped[MAX_GROUPED];
+static __thread struct stream *grouped_streams[MAX_GROUPED];
+
+static int submit(struct job job, struct stream *stream)
+{
+    struct job *j = malloc(sizeof *j);
+    *j = job;
+    sim_count(COLLECTIVES);
+    if (!depth)
+        return sim_submit(stream, run_job, j);
+    if (grouped_count == MAX_GROUPED)
+        return TOO_LARGE;
+    grouped[grouped_count] = j;
+    grouped_streams[grouped_count++] = stream;
+    return OK;
+}
+
+API int HcclGroupStart(void)
+{
+    depth++;
+    return OK;
+}
+
+API int HcclGroupEnd(void)
+{
+    if (--depth)
+        return OK;
+    int error = OK;
+    for (int sends = 1; sends >= 0; sends--)
+        for (int index = 0; index < grouped_count; index++)
+            if ((grouped[index]->kind == SEND) == sends)
+                error |= sim_submit(grouped_streams[index], run_job, grouped[index]);
+    grouped_count = 0;
+    return error;
+}
+
+/* ---- communicators ---- */
+
+API int HcclGetRootInfo(char *info)
+{
+    static int made;
+    memset(info, 0, ROOT_INFO_BYTES);
+    snprintf(info, NAME_BYTES, "/npu_sim_%d_%d", getpid(), made++);
+    return OK;
+}
+
+API int HcclCommInitRootInfo(uint32_t size, const char *info, uint32_t rank, struct comm **out)
+{
+    struct comm *c = calloc(1, sizeof *c);
+    c->rank = (int)rank;
+    c->size = (int)size;
+    snprintf(c->name, NAME_BYTES, "%s", info);
+    uint64_t bytes = HEADER_BYTES + size * ARENA_BYTES + (uint64_t)size * size * MAIL_BYTES;
+    int file = shm_open(c->name, O_CREAT | O_RDWR, 0600);
+    if (size > MAX_RANKS || file < 0 || ftruncate(file, (off_t)bytes))
+        return NO_SEGMENT;
+    c->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    c->header = (struct header *)c->base;
+    __atomic_add_fetch(&c->header->attached, 1, __ATOMIC_SEQ_CST);
+    AWAIT(c->header->attached >= c->size, "the start of a communicator");
+    if (!rank)
+        shm_unlink(c->name);
+    *out = c;
+    return OK;
+}
+
+API int HcclCommInitRootInfoConfig(
+    uint32_t size, const char *info, uint32_t rank, const void *config, struct comm **out)
+{
+    return HcclCommInitRootInfo(size, info, rank, out);
+}
+
+API int HcclGetCommName(struct comm *c, char *name)
+{
+    strcpy(name, c->name + 1);
+    return OK;
+}
+
+API int HcclCommDestroy(struct comm *c) { return OK; }
+API uint32_t HcclGetCommConfigCapability(void) { return 0; }
+
+API int HcclGetCommAsyncError(struct comm *c, int *error)
+{
+    *error = OK;
+    return OK;
+}
+
+/* ---- entry points ---- */
+
+API int HcclAllReduce(const void *send, void *receive, uint64_t count, int type, int reduction,
+                      struct comm *c, struct stream *stream)
+{
+    return submit((struct job){.kind = ALL_REDUCE, .type = type, .reduction = reduction, .comm = c,
+                               .send = send, .receive = receive, .count = count}, stream);
+}
+
+API int HcclReduceScatter(const void *send, void *receive, uint64_t count, int type, int reduction,
+                          struct comm *c, struct stream *stream)
+{
+    return submit((struct job){.kind = REDUCE_SCATTER, .type = type, .reduction = reduction,
+                               .comm = c, .send = send, .receive = receive, .count = count}, stream);
+}
+
+API int HcclBroadcast(void *buffer, uint64_t count, int type, uint32_t root, struct comm *c,
+                      struct stream *stream)
+{
+    return submit((struct job){.kind = BROADCAST, .type = type, .comm = c, .peer = (int)root,
+                               .send = buffer, .receive = buffer, .count = count}, stream);
+}
+
+API int HcclAllGather(const void *send, void *receive, uint64_t count, int type, struct comm *c,
+                      struct stream *stream)
+{
+    return submit((struct job){.kind = ALL_GATHER, .type = type, .comm = c, .send = send,
+                               .receive = receive, .count = count}, stream);
+}
+
+API int HcclAlltoAllV(const void *send, const uint64_t *send_counts, const uint64_t *send_starts,
+                      int type, void *receive, const uint64_t *receive_counts,
+                      const uint64_t *receive_starts, int receive_type, struct comm *c,
+                      struct stream *stream)
+{
+    struct job job = {.kind = ALL_TO_ALL, .type = type, .comm = c, .send = send,
+                      .receive = receive};
+    for (int peer = 0; peer < c->size; peer++) {
+        job.send_counts[peer] = send_counts[peer];
+        job.send_starts[peer] = send_starts[peer];
+        job.receive_counts[peer] = receive_counts[peer];
+        job.receive_starts[peer] = receive_starts[peer];
+    }
+    return submit(job, stream);
+}
+
+API int HcclAlltoAll(const void *send, uint64_t send_count, int type, void *receive,
+                     uint64_t receive_count, int receive_type, struct comm *c,
+                     struct stream *stream)
+{
+    uint64_t sends[MAX_RANKS], send_at[MAX_RANKS], receives[MAX_RANKS], receive_at[MAX_RANKS];
+    for (int peer = 0; peer < c->size; peer++) {
+        sends[peer] = send_count;
+        send_at[peer] = send_count * peer;
+        receives[peer] = receive_count;
+        receive_at[peer] = receive_count * peer;
+    }
+    return HcclAlltoAllV(send, sends, send_at, type, receive, receives, receive_at, receive_type, c,
+                         stream);
+}
+
+API int HcclSend(const void *buffer, uint64_t count, int type, uint32_t peer, struct comm *c,
+                 struct stream *stream)
+{
+    return submit((struct job){.kind = SEND, .type = type, .comm = c, .peer = (int)peer,
+                               .send = buffer, .count = count}, stream);
+}
+
+API int HcclRecv(void *buffer, uint64_t count, int type, uint32_t peer, struct comm *c,
+                 struct stream *stream)
+{
+    return submit((struct job){.kind = RECEIVE, .type = type, .comm = c, .peer = (int)peer,
+                               .receive = buffer, .count = count}, stream);
+}
+
+API int HcclBarrier(struct comm *c, struct stream *stream)
+{
+    return submit((struct job){.kind = BARRIER, .comm = c}, stream);
+}
+
+struct transfer {
+    int receives;
+    void *buffer;
+    uint64_t count;
+    int type;
+    uint32_t peer;
+};
+
+API int HcclBatchSendRecv(struct transfer *transfers, uint32_t count, struct comm *c,
+                          struct stream *stream)
+{
+    HcclGroupStart();
+    for (uint32_t index = 0; index < count; index++) {
+        struct transfer *t = &transfers[index];
+        if (t->receives)
+            HcclRecv(t->buffer, t->count, t->type, t->peer, c, stream);
+        else
+            HcclSend(t->buffer, t->count, t->type, t->peer, c, stream);
+    }
+    return HcclGroupEnd();
+}
