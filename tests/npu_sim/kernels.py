@@ -98,14 +98,16 @@ class Kernel:
         schema = operator._schema
         self._name, self._returns = schema.name, schema.returns
         self._arguments = schema.arguments
+        self._body = schema.name[5:] if schema.name.startswith("npu::") else None
         self._outs = [argument.name for argument in schema.arguments if argument.is_out]
         self._all_alias = all(_is_written(value) for value in schema.returns)
 
     def __call__(self, *args, **kwargs):
         bound = dict(zip((a.name for a in self._arguments), args, strict=False)) | kwargs
-        if self._name.startswith("npu::"):
-            defaults = {a.name: a.default_value for a in self._arguments}
-            calls.append(Call(self._name.removeprefix("npu::"), defaults | bound))
+        if self._body is not None:
+            # Bodies take arguments by the schema's names, whichever way the caller gave them.
+            args, kwargs = (), {a.name: a.default_value for a in self._arguments} | bound
+            calls.append(Call(self._body, kwargs))
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         self._check_devices(tensors)
         described = pytree.tree_map(_described, (args, kwargs))
@@ -140,7 +142,7 @@ class Kernel:
     def _compute(self, described, how):
         args, kwargs = pytree.tree_map(how, described)
         kwargs.pop("pin_memory", None)
-        body = BODIES[self._name[5:]] if self._name.startswith("npu::") else self._operator
+        body = self._operator if self._body is None else BODIES[self._body]
         if not self._outs:
             return body(*args, **kwargs)
         # The shapes of outs are the operator's to choose: it gets empty ones.
