@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Float, Float32
@@ -105,7 +106,12 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
     @property
     def local_heads(self) -> int:
         """Attention heads that this rank's weights make, before any exchange."""
-        return self.blocks[0].self_attn.local_heads
+        return self.layers[0].self_attn.local_heads
+
+    @property
+    def layers(self) -> tuple[LingBotWorldBlock, ...]:
+        """The blocks as what they are; a module list knows only modules."""
+        return tuple(cast(LingBotWorldBlock, block) for block in self.blocks)
 
     def checkpoint_targets(self) -> dict[str, WeightTarget]:
         """Every tensor of the checkpoint, by name, and where this rank puts it."""
@@ -127,7 +133,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
     def embed_text(self, prompt: Float[Tensor, "text_tokens text_dim"]) -> tuple[TextKV, ...]:
         """Keys and values of a prompt in every layer. All rows count, padding too."""
         text = self.text_embedding(prompt)
-        return tuple(block.cross_attn.text_kv(text) for block in self.blocks)
+        return tuple(block.cross_attn.text_kv(text) for block in self.layers)
 
     def embed_camera(
         self, camera: Float[Tensor, "384 latent_frames height width"]
@@ -137,7 +143,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         hidden = self.patch_embedding_wancamctrl(tokens)
         activated = nn.functional.silu(self.c2ws_hidden_states_layer1(hidden))
         hidden = hidden + self.c2ws_hidden_states_layer2(activated)
-        return tuple(block.camera_modulation(hidden) for block in self.blocks)
+        return tuple(block.camera_modulation(hidden) for block in self.layers)
 
     def rotary_tables(
         self, geometry: VideoGeometry, start_latent_frame: int, device: torch.device
@@ -172,7 +178,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         """
         frames, height, width = latents.shape[1:]
         x = self._embed(latents)
-        for block, layer in zip(self.blocks, context.layers(), strict=True):
+        for block, layer in zip(self.layers, context.layers(), strict=True):
             x = _run(block, x, time, layer)
         tokens = self.head(x, time).unflatten(0, (frames, -1))
         return unpatchify(self.exchange.gather_tokens(tokens), height // PATCH, width // PATCH)
@@ -185,7 +191,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
     ) -> None:
         """The same forward for its keys and values alone: the last layer stops there."""
         x = self._embed(latents)
-        *blocks, last_block = self.blocks
+        *blocks, last_block = self.layers
         *layers, last = context.layers()
         for block, layer in zip(blocks, layers, strict=True):
             x = _run(block, x, time, layer)
