@@ -55,10 +55,12 @@ def two_ranks():
     before = shared_memory_files()
     made = MultiprocExecutor(tiny_config("mp", parallel=TWO_RANKS), worker_main=faulty_main)
     made.start()
+    meeting_place = Path(made.group.rendezvous)
+    assert meeting_place.is_dir()
     yield made
     made.shutdown()
     assert shared_memory_files() <= before
-    assert not list(Path("/tmp").glob("vllm-omni-ranks-*/store"))
+    assert not meeting_place.exists()
     assert all(p.status() != psutil.STATUS_ZOMBIE for p in worker_processes())
 
 
@@ -175,7 +177,7 @@ from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 if __name__ == "__main__":
     made = MultiprocExecutor(orphan_config())
     made.start()
-    print(*made.group.process_ids, flush=True)
+    print(made.group.rendezvous, *made.group.process_ids, flush=True)
     {ending}
 """
 PARENT = """
@@ -210,15 +212,15 @@ def test_no_worker_outlives_its_parent(ending, tmp_path):
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
     ) as parent:  # fmt: skip
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        meeting_place, *pids = parent.stdout.readline().split()
         assert len(pids) == 2
         if "sleep" in ending:
             parent.kill()
         parent.wait(30)
-    gone, alive = psutil.wait_procs(
-        [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20
-    )
-    assert not alive, gone
+    ranks = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    assert not alive
+    assert not Path(os.fsdecode(meeting_place)).exists()
 
 
 def test_the_parent_loads_no_torch(tmp_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -132,12 +131,15 @@ def join_world(place: WorldPlace) -> ParallelState:
     import torch.distributed as dist
 
     timeout = timedelta(seconds=place.timeout_s)
-    store = dist.FileStore(str(Path(place.rendezvous) / _STORE_FILE), place.world_size)
     dist.init_process_group(
-        place.backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
+        place.backend,
+        init_method=f"file://{place.rendezvous}/{_STORE_FILE}",
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timeout,
     )
-    everyone = list(range(place.world_size))
-    control = dist.new_group(everyone, backend="gloo", timeout=timeout)
+    control = dist.new_group(list(range(place.world_size)), backend="gloo", timeout=timeout)
+    assert isinstance(control, dist.ProcessGroup), "every rank is in the group of all"
     state = ParallelState(
         tensor=_my_group(place, place.tensor_groups(), timeout),
         sequence=_my_group(place, place.sequence_groups(), timeout),
@@ -164,7 +166,7 @@ def _my_group(place: WorldPlace, members: Sequence[list[int]], timeout: timedelt
         if len(ranks) == 1:
             continue
         group = dist.new_group(ranks, timeout=timeout)
-        if place.rank in ranks:
+        if isinstance(group, dist.ProcessGroup) and place.rank in ranks:
             mine = RankGroup(ranks.index(place.rank), len(ranks), group)
     return mine
 

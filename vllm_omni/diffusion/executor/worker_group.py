@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 import signal
+import socket
 import tempfile
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
 from vllm_omni import envs
@@ -31,6 +32,7 @@ PRELOADED = (
     "vllm_omni.diffusion.worker.worker",
     "vllm_omni.diffusion.models.lingbot_world.load",
 )
+_StartContext = ForkServerContext | SpawnContext
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OBITUARY_S = 0.5
 """How long the others may take to end after the first one has: their end is told too."""
@@ -51,19 +53,22 @@ class WorkerGroup:
     Nothing of an earlier generation is used again: pipes, shared memory and meeting place are
     new, so a killed process can have left nothing behind that matters. Waiting sleeps in the
     kernel until a worker speaks or ends.
+
+    Attributes:
+        rendezvous: directory where the ranks meet; ``None`` for a group of one.
     """
 
     def __init__(self, config: OmniDiffusionConfig, worker_main: WorkerMain) -> None:
         self.world_size = config.parallel.world_size
         self.pixels = SharedBytes.create()
         self._config = config
-        self._rendezvous = (
+        self.rendezvous = (
             tempfile.mkdtemp(prefix="vllm-omni-ranks-") if self.world_size > 1 else None
         )
         self._reasons: dict[int, str] = {}
         self._workers = self._launch(worker_main)
         # Before the interpreter would wait for its children, which ignore its signals.
-        self._at_exit = weakref.finalize(self, _kill_all, self._workers)
+        self._at_exit = weakref.finalize(self, _end, self._workers, self.rendezvous)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -126,15 +131,12 @@ class WorkerGroup:
 
     def kill(self) -> None:
         """End every rank at once and give back what the group held."""
-        self._at_exit.detach()
-        _kill_all(self._workers)
+        self._at_exit()
         for worker in self._workers:
             worker.process.close()
             worker.pipe.close()
         self._workers = ()
         self.pixels.close()
-        if self._rendezvous is not None:
-            shutil.rmtree(self._rendezvous, ignore_errors=True)
 
     def _launch(self, worker_main: WorkerMain) -> tuple[_Worker, ...]:
         context = _start_context(self._config)
@@ -147,9 +149,9 @@ class WorkerGroup:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _launch_rank(self, context: BaseContext, worker_main: WorkerMain, rank: int) -> _Worker:
-        ours, theirs = context.Pipe(duplex=True)
-        task = WorkerTask(self._config, rank, self._rendezvous, logger.getEffectiveLevel())
+    def _launch_rank(self, context: _StartContext, worker_main: WorkerMain, rank: int) -> _Worker:
+        ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
+        task = WorkerTask(self._config, rank, self.rendezvous, logger.getEffectiveLevel())
         process = context.Process(
             target=worker_main,
             args=(task, theirs, self.pixels),
@@ -179,11 +181,13 @@ class WorkerGroup:
         return ended if reason is None else f"{ended} after {reason}"
 
 
-def _kill_all(workers: tuple[_Worker, ...]) -> None:
+def _end(workers: tuple[_Worker, ...], rendezvous: str | None) -> None:
     for worker in workers:
         worker.process.kill()
     for worker in workers:
         worker.process.join()
+    if rendezvous is not None:
+        shutil.rmtree(rendezvous, ignore_errors=True)
 
 
 def _last_words(pipe: Connection) -> str | None:
@@ -204,7 +208,7 @@ def _signal_name(exit_code: int) -> str:
     return f" ({signal.Signals(-exit_code).name})"
 
 
-def _start_context(config: OmniDiffusionConfig) -> BaseContext:
+def _start_context(config: OmniDiffusionConfig) -> _StartContext:
     """A fork server that has loaded torch and the model's code, or fresh interpreters.
 
     Forks are quick, above all after a failure. They are of no use where the deployment sets

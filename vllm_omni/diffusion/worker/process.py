@@ -8,6 +8,7 @@ is gone finds its pipe closed and ends.
 
 from __future__ import annotations
 
+import shutil
 import signal
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, assert_never
@@ -50,7 +51,15 @@ def main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
     configure_logging(
         level=task.log_level, rank=task.rank if task.config.parallel.world_size > 1 else None
     )
-    line = _Line(pipe)
+    try:
+        _serve(task, _Line(pipe), pixels)
+    finally:
+        # The executor does the same; this is for the case that it was killed.
+        if task.rendezvous is not None and task.rank == 0:
+            shutil.rmtree(task.rendezvous, ignore_errors=True)
+
+
+def _serve(task: WorkerTask, line: _Line, pixels: SharedBytes) -> None:
     try:
         worker = _load(task)
     except OmniError as error:

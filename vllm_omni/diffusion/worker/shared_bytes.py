@@ -34,7 +34,7 @@ class SharedBytes:
 
     def write(self, array: Shaped[np.ndarray, "..."]) -> None:
         """Put an array at the start, over what was there."""
-        view = memoryview(np.ascontiguousarray(array)).cast("B")
+        view = np.ascontiguousarray(array).data.cast("B")
         done = 0
         while done < len(view):
             done += os.pwrite(self._descriptor, view[done:], done)
@@ -42,7 +42,7 @@ class SharedBytes:
     def read(self, shape: tuple[int, ...], dtype: str) -> Shaped[np.ndarray, "..."]:
         """Copy the array at the start into memory of the caller's own."""
         array = np.empty(shape, np.dtype(dtype))
-        view = memoryview(array).cast("B")
+        view = array.data.cast("B")
         done = 0
         while done < len(view):
             count = os.preadv(self._descriptor, [view[done:]], done)

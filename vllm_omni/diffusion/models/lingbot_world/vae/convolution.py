@@ -41,13 +41,12 @@ class ConvPath(StrEnum):
 
 @runtime_checkable
 class Columns(Protocol):
-    """Which columns of a frame this process works on.
+    """Which columns of a frame this process works on."""
 
-    Attributes:
-        width_padding: zero columns that a 3x3 convolution adds at each side by itself.
-    """
-
-    width_padding: int
+    @property
+    def width_padding(self) -> int:
+        """Zero columns that a 3x3 convolution adds at each side by itself."""
+        ...
 
     def halo(
         self, slab: Float[Tensor, "time height width channels"]
@@ -195,7 +194,7 @@ class CausalConv3d(Preparable):
             weight = memory.flatten(3).permute(0, 3, 1, 2)
             self._kernel = StackedKernel(weight, self.bias.detach(), _choose_conv2d(weight))
         else:
-            self.weight = _frozen(self.weight.contiguous(memory_format=torch.channels_last_3d))
+            self.weight = _frozen(_channels_innermost(self.weight))
             self._kernel = Conv3dKernel(self.weight.detach(), self.bias.detach())
 
     def forward(
@@ -274,7 +273,7 @@ class SpatialConv(Preparable):
 
     def prepare(self, _path: ConvPath, /) -> None:
         """Arrange weights; see :class:`Preparable`."""
-        self.weight = _frozen(self.weight.contiguous(memory_format=torch.channels_last))
+        self.weight = _frozen(_channels_innermost(self.weight))
         self._conv2d = _choose_conv2d(self.weight)
 
     def forward(
@@ -352,6 +351,17 @@ def _time_before_channels(
     """
     memory = weight.detach().permute(0, 3, 4, 2, 1).contiguous()
     return _frozen(memory.permute(0, 4, 3, 1, 2)), memory
+
+
+def _channels_innermost(weight: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The weight with its input channels innermost in memory.
+
+    Ascend's convolutions read the plain layout, and torch_npu refuses any other.
+    """
+    if weight.device.type == "npu":
+        return weight
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return weight.contiguous(memory_format=layouts[weight.dim()])
 
 
 def _frozen(weight: Float[Tensor, "..."]) -> nn.Parameter:

@@ -10,7 +10,7 @@ Temporal histories are kept without halo, so a rank's state is its share of the 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -121,7 +121,11 @@ class ColumnShard:
 
     exchange: HaloExchange
     latent_width: int
-    width_padding: ClassVar[int] = 0
+
+    @property
+    def width_padding(self) -> int:
+        """None: the neighbours' columns stand where zeros would."""
+        return 0
 
     @property
     def slab_latent_width(self) -> int:
