@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -31,7 +32,7 @@ _IMPORTS = {
     ),
 }
 _FIRST_CHUNK = """
-import sys, time
+import json, time
 began = time.perf_counter()
 import numpy as np
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -53,8 +54,8 @@ def deliver(result):
     now = time.perf_counter()
     marks = dict(import_s=imported - began, load_s=loaded - imported, open_s=opened - loaded,
                  chunk_s=now - opened)
-    print(marks, file=sys.stderr)
     print("first chunk", flush=True)
+    print(json.dumps(marks))
 worker.run_chunk(ChunkPlan("first", 0), deliver)
 """
 
@@ -83,17 +84,17 @@ def _run(code: str) -> dict[str, object]:
 
 
 def _time_to_line(code: str) -> dict[str, object]:
-    started = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None, "a pipe was asked for"
-        line = process.stdout.readline()
-        wall_s = time.perf_counter() - started
-        rest, errors = process.communicate()
-    if process.returncode or "first chunk" not in line:
-        raise RuntimeError(f"no first chunk came: {errors}")
-    report = json.loads(rest.splitlines()[-1])
-    marks = next(text for text in errors.splitlines() if text.startswith("{'import_s'"))
-    parts = json.loads(marks.replace("'", '"'))
-    return {"wall_s": wall_s, "cpu_s": report["cpu_s"], "rss_mib": report["rss_mib"], **parts}
+    with tempfile.TemporaryFile("w+") as errors:
+        started = time.perf_counter()
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process:
+            assert process.stdout is not None, "a pipe was asked for"
+            line = process.stdout.readline()
+            wall_s = time.perf_counter() - started
+            rest = process.stdout.read()
+        if process.returncode or "first chunk" not in line:
+            errors.seek(0)
+            raise RuntimeError(f"no first chunk came: {errors.read()}")
+    marks, report = (json.loads(text) for text in rest.splitlines()[-2:])
+    return {"wall_s": wall_s, "cpu_s": report["cpu_s"], "rss_mib": report["rss_mib"], **marks}
