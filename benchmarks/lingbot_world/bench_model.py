@@ -3,10 +3,12 @@
     python -m benchmarks.lingbot_world.bench_model
     python -m benchmarks.lingbot_world.bench_model --device cuda --real-shapes
     python -m benchmarks.lingbot_world.bench_model --real-shapes --scale tiny
+    python -m benchmarks.lingbot_world.bench_model --ulysses-degree 2
 
 Without ``--real-shapes``: the tiny checkpoint (chunk time by part, attention, the two decode paths,
 conversion to bytes) and what fresh processes cost. With it: random weights in the real model's
-shapes, each figure beside the practical bound of ``roofline.py``.
+shapes, each figure beside the practical bound of ``roofline.py``. With ``--ulysses-degree``: the
+tiny checkpoint on several ranks, its exchanges and their bytes beside the formula.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.lingbot_world.bench_host import first_chunk, import_costs
+from benchmarks.lingbot_world.bench_ranks import ranks_run
 from benchmarks.lingbot_world.bench_real import real_shapes, scale_of
 from benchmarks.lingbot_world.bench_small import small_run
 from benchmarks.lingbot_world.bench_timing import environment
@@ -42,6 +45,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3, help="fresh processes per figure")
     parser.add_argument("--no-processes", action="store_true", help="leave fresh processes out")
+    parser.add_argument("--ulysses-degree", type=int, default=1, help="measure exchanges of ranks")
     parser.add_argument("--real-shapes", action="store_true")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full")
     parser.add_argument("--bound-device", choices=names, help="rates of the bounds (cuda: H200)")
@@ -63,6 +67,11 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="bench-model-") as scratch:
         model = options.model or write_tiny_checkpoint(Path(scratch) / "tiny")
         geometry = VideoGeometry(options.height, options.width)
+        if options.ulysses_degree > 1:
+            ranks = ranks_run(
+                model, geometry, options.device, options.chunks, options.ulysses_degree
+            )
+            return result | {"ranks": ranks}
         if not options.no_processes:
             result["imports"] = import_costs(options.repeats)
             result["first_chunk"] = first_chunk(model, height=64, width=96, repeats=options.repeats)
