@@ -64,17 +64,18 @@ def two_ranks():
     assert all(p.status() != psutil.STATUS_ZOMBIE for p in worker_processes())
 
 
-def test_a_killed_rank_is_named_and_a_new_group_is_right(two_ranks):
-    request = small_request(num_chunks=3)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named_and_a_new_group_is_right(two_ranks, rank):
+    request, session_id = small_request(num_chunks=3), f"die:1:{rank}"
     expected = make_rollout(two_ranks, request)
-    two_ranks.open_session("die:1:1", request)
-    make_chunks(two_ranks, "die:1:1", range(1))
+    two_ranks.open_session(session_id, request)
+    make_chunks(two_ranks, session_id, range(1))
     started_s = time.monotonic()
-    with pytest.raises(WorkerFailedError, match=r"rank 1 ended with exit code -9 \(SIGKILL\)"):
-        make_chunks(two_ranks, "die:1:1", range(1, 2))
+    with pytest.raises(WorkerFailedError, match=rf"rank {rank} ended with exit code -9 .SIGKILL"):
+        make_chunks(two_ranks, session_id, range(1, 2))
     found_s = time.monotonic() - started_s
     with pytest.raises(WorkerFailedError, match="not running"):
-        two_ranks.close_session("die:1:1")
+        two_ranks.close_session(session_id)
     two_ranks.shutdown()
     two_ranks.start()
     recovered_s = time.monotonic() - started_s

@@ -1,0 +1,84 @@
+"""The exchange of tokens and heads is a reordering: bitwise, for any ranks, frames and parts."""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.helpers.distributed import run_ranks
+from vllm_omni.diffusion.data import DiffusionParallelConfig
+from vllm_omni.diffusion.distributed.comm import UlyssesExchange
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
+
+HEAD_DIM = 4
+CASES = list(itertools.product((1, 3), (6, 12), (1, 2, 3), (torch.float32, torch.bfloat16)))
+"""Latent frames, tokens per frame, parts in one message, type."""
+
+
+def whole(frames: int, tokens: int, heads: int, part: int, dtype: torch.dtype) -> torch.Tensor:
+    """``[frames * tokens, heads, HEAD_DIM]`` of numbers that occur once."""
+    count = frames * tokens * heads * HEAD_DIM
+    return (torch.arange(count).view(-1, heads, HEAD_DIM) % 251 - 7 * part).to(dtype)
+
+
+def exchange_all(state: ParallelState) -> list[tuple]:
+    """Every case there and back; each is run twice, on the same buffers."""
+    exchange, n = UlyssesExchange(state.sequence), state.sequence.size
+    heads, made = 2 * n, []
+    for (frames, tokens, parts, dtype), again in itertools.product(CASES, range(2)):
+        all_parts = [whole(frames, tokens, heads, part + again, dtype) for part in range(parts)]
+        local = [
+            exchange.local_tokens(part.unflatten(0, (frames, tokens))).flatten(0, 1)
+            for part in all_parts
+        ]
+        by_heads = exchange.tokens_to_heads(*local, latent_frames=frames)
+        back = exchange.heads_to_tokens(by_heads[0], latent_frames=frames)
+        gathered = exchange.gather_tokens(local[0].flatten(1).unflatten(0, (frames, -1)))
+        mine = slice(2 * state.sequence.rank, 2 * state.sequence.rank + 2)
+        made.append(
+            (
+                all(
+                    torch.equal(got, part[:, mine])
+                    for got, part in zip(by_heads, all_parts, strict=True)
+                ),
+                torch.equal(back, local[0]),
+                torch.equal(gathered.flatten(0, 1), all_parts[0].flatten(1)),
+            )
+        )
+    return made
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_there_and_back(ranks):
+    parallel = DiffusionParallelConfig(ulysses_degree=ranks)
+    for outcomes in run_ranks(exchange_all, parallel=parallel):
+        assert len(outcomes) == 2 * len(CASES)
+        assert set(outcomes) == {(True, True, True)}
+
+
+def test_one_rank_gets_its_own_tensors_back():
+    exchange = UlyssesExchange(SINGLE)
+    x = whole(3, 6, 2, 0, torch.float32)
+    assert exchange.tokens_to_heads(x, latent_frames=3)[0] is x
+    assert exchange.heads_to_tokens(x, latent_frames=3) is x
+    assert exchange.gather_tokens(x) is x
+    assert exchange.traffic.total.calls == 0
+
+
+def keep_results(state: ParallelState) -> bool:
+    """Whether a result is left alone by the next exchange of the same shape."""
+    exchange = UlyssesExchange(state.sequence)
+    x = whole(3, 2, 2, 0, torch.float32)
+    first = exchange.tokens_to_heads(x, latent_frames=3)[0]
+    copy = first.clone()
+    exchange.tokens_to_heads(x + 1000, latent_frames=3)
+    return torch.equal(first, copy)
+
+
+def test_results_are_memory_of_their_own():
+    assert run_ranks(keep_results, parallel=DiffusionParallelConfig(ulysses_degree=2)) == [
+        True,
+        True,
+    ]
