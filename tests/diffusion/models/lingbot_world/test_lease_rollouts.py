@@ -18,6 +18,7 @@ from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.models.lingbot_world.lease import Lease, LeaseCounters
 from vllm_omni.diffusion.models.lingbot_world.quarantine import PROCESS_QUARANTINE
+from vllm_omni.diffusion.models.lingbot_world.session import SessionParts
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.errors import ConfigError, WorkerFailedError
 from vllm_omni.platforms.graphs import EagerGraph
@@ -175,7 +176,8 @@ def test_a_failed_replay_loses_the_worker_keeps_its_memory_and_is_relaunched(mon
     held_before = len(PROCESS_QUARANTINE.held)
     with pytest.raises(WorkerFailedError, match="workers have to be restarted"):
         make_chunks(supervisor.executor, "lost", range(1))
-    (held,) = PROCESS_QUARANTINE.held[held_before:]
+    held, of_the_chunk = PROCESS_QUARANTINE.held[held_before:]
+    assert any(isinstance(owner, SessionParts) for owner in of_the_chunk.owners)
     assert "injected device error" in held.reason
     (lease,) = [owner for owner in held.owners if isinstance(owner, Lease)]
     assert lease.slot.active

@@ -228,10 +228,13 @@ class LeasedPostAttention:
     def _fail(self, error: BaseException, lease: Lease, inputs: LeaseInputs) -> None:
         """Keep everything; the slot stays active, so nobody gets it again."""
         self.failed = True
-        owners = (self, lease, lease.slot, inputs, self._fingerprints[lease.layer].owners,
-                  self.options.provider_owners)  # fmt: skip
+        fixed = (self._fingerprints[lease.layer].owners, self.options.provider_owners)
+        self.keep(error, (self, lease, lease.slot, inputs, *fixed))
+
+    def keep(self, reason: BaseException, owners: tuple[object, ...]) -> None:
+        """Release these objects never."""
         self.quarantine.append(owners)
-        self.options.report(_ORIGIN, error, owners)
+        self.options.report(_ORIGIN, reason, owners)
 
     def fingerprint(self, layer: int) -> Fingerprint:
         """What is remembered of a block."""
@@ -253,8 +256,11 @@ class BlockLeases:
 
 
 @contextmanager
-def asking_for_restart(leases: LeasedPostAttention | None) -> Iterator[None]:
+def asking_for_restart(leases: LeasedPostAttention | None, *owners: object) -> Iterator[None]:
     """Turn whatever made a lease fail into a lost worker.
+
+    Args:
+        owners: what the chunk's work may still touch; kept for ever after such a failure.
 
     Raises:
         WorkerFailedError: instead of the exception that made a lease fail.
@@ -262,6 +268,8 @@ def asking_for_restart(leases: LeasedPostAttention | None) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if leases is not None and leases.failed:
+            leases.keep(error, owners)
         if leases is not None and leases.failed and isinstance(error, Exception):
             raise WorkerFailedError(
                 f"a post-attention graph failed ({type(error).__name__}: {error}); its memory is "

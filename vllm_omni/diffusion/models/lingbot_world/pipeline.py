@@ -147,7 +147,7 @@ class LingBotWorldCausalDMDPipeline:
         text = self._moved_text(before.text, plan.prompt)
         context = self._context(session, camera, text)
         watch.lap("camera_ms")
-        with asking_for_restart(parts.leases):
+        with asking_for_restart(parts.leases, parts, before, context, condition):
             clean = denoise(
                 self.parts.transformer,
                 condition=condition,
@@ -180,7 +180,8 @@ class LingBotWorldCausalDMDPipeline:
         pending = session.pending
         watch = ChunkStopwatch(self.platform, self.parts.device)
         if not self.config.reuse_last_step_kv:
-            with asking_for_restart(session.parts.leases):
+            parts = session.parts
+            with asking_for_restart(parts.leases, parts, session.committed, pending):
                 commit(
                     self.parts.transformer,
                     clean=pending.clean,
