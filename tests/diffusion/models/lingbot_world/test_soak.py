@@ -64,6 +64,7 @@ def report(live: list[int], growth: int, seconds: list[float]) -> None:
     )
 
 
+@pytest.mark.timeout(600)
 def test_150_chunks_hold_the_same_bytes():
     """Exact for tensors; resident memory has a ceiling of ten times its goal."""
     live, growth, seconds = soak(150, sample_every=9)
