@@ -33,7 +33,10 @@ import pkgutil, sys, importlib
 import vllm_omni
 for module in pkgutil.walk_packages(vllm_omni.__path__, "vllm_omni."):
     if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            assert error.name.split(".")[0] == "vllm", error
 loaded = [name for name in sys.modules if name.split(".")[0] == "torch_npu"]
 assert not loaded, loaded
 import torch

@@ -1,0 +1,77 @@
+"""Graph runtimes: the eager one here, the one over CUDA graphs where there is a GPU. Bitwise."""
+
+import pytest
+import torch
+
+from tests.helpers.blocks import random_block, tiny_config, tiny_parts
+from tests.helpers.mark import hardware_test
+from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSignature
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
+from vllm_omni.platforms import create_platform
+from vllm_omni.platforms.graphs import EagerGraphRuntime
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion]
+
+CPU = torch.device("cpu")
+TOKENS, DIM = 6, tiny_config().dim
+
+
+def affine(x, y):
+    return (x * 2 + y, x - y)
+
+
+@pytest.mark.cpu
+def test_an_eager_graph_is_undefined_before_its_first_replay_and_follows_its_inputs():
+    runtime = EagerGraphRuntime()
+    x, y = torch.arange(4.0), torch.ones(4)
+    capture = runtime.capture(affine, (x, y), runtime.current_stream(CPU))
+    assert all(output.isnan().all() for output in capture.outputs)
+    pointers = [output.data_ptr() for output in capture.outputs]
+    for step in range(2):
+        x.fill_(float(step))
+        with torch.inference_mode():
+            capture.graph.replay()
+        for output, wanted in zip(capture.outputs, affine(x, y), strict=True):
+            assert torch.equal(output, wanted)
+    assert [output.data_ptr() for output in capture.outputs] == pointers
+
+
+@pytest.mark.cpu
+def test_a_host_has_one_stream_and_nothing_to_wait_for():
+    runtime = create_platform("cpu").graph_runtime()
+    stream = runtime.current_stream(CPU)
+    assert runtime.name == "eager"
+    assert runtime.current_stream(CPU) == stream
+    assert not runtime.is_capturing()
+    runtime.wait_event(stream, runtime.record_event(stream))
+    runtime.record_owner(torch.ones(1), stream)
+
+
+def some_inputs(seed, device):
+    generator = torch.Generator().manual_seed(seed)
+    draw = [torch.randn(TOKENS, DIM, generator=generator).bfloat16().to(device) for _ in range(4)]
+    gate = torch.randn(1, DIM, generator=generator).to(device)
+    return LeaseInputs(draw[0], gate, draw[1], draw[2]), draw[3]
+
+
+@hardware_test({"cuda": "H100"})
+@torch.inference_mode()
+def test_cuda_graphs_replay_the_bytes_of_the_modules_with_readers_on_two_streams():
+    platform = create_platform("cuda")
+    device = platform.device(0)
+    with torch.inference_mode(mode=False):
+        blocks = [random_block(tiny_parts(), seed).to(device) for seed in range(2)]
+    leases = LeasedPostAttention(blocks, platform.graph_runtime())
+    leases.prepare(LeaseSignature(TOKENS, DIM, 1, device))
+    side, results, wanted = torch.cuda.Stream(), [], []
+    for seed in range(6):
+        inputs, value = some_inputs(seed, device)
+        wanted.append(blocks[seed % 2].post_attention(value, *inputs.tensors)[1])
+        with leases.acquire(seed % 2, inputs) as lease:
+            lease.stage(value)
+            lease.finish()
+            with torch.cuda.stream(side):
+                results.append(lease.consume(side).residual + 0)
+    platform.synchronize(device)
+    assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
+    assert leases.counters.consumer_fences == 6
