@@ -16,9 +16,11 @@ from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfi
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.messages import ChunkPlan
 from vllm_omni.diffusion.models.lingbot_world.lease import Lease, LeaseCounters
 from vllm_omni.diffusion.models.lingbot_world.quarantine import PROCESS_QUARANTINE
 from vllm_omni.diffusion.models.lingbot_world.session import SessionParts
+from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.errors import ConfigError, WorkerFailedError
 from vllm_omni.platforms.graphs import EagerGraph
@@ -187,3 +189,40 @@ def test_a_failed_replay_loses_the_worker_keeps_its_memory_and_is_relaunched(mon
     supervisor.executor.open_session("next", small_request(num_chunks=2))
     assert len(make_chunks(supervisor.executor, "next", range(2))) == 2
     supervisor.shutdown()
+
+
+def fail_in_the_exchange_back(state: ParallelState, settings: OmniDiffusionConfig):
+    """The exchange that writes into a lease raises on every rank; what is kept afterwards."""
+    import torch.distributed as dist
+
+    worker = Worker(settings, local_rank=state.control.rank, parallel=state)
+    worker.open_session("lost", small_request(num_chunks=1))
+    exchange, calls = dist.all_to_all_single, []
+
+    def fail_the_second(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 2:  # heads went out in the first, attention comes back in the second
+            raise RuntimeError("injected exchange failure")
+        return exchange(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_to_all_single", fail_the_second)
+        with pytest.raises(WorkerFailedError) as caught:
+            worker.run_chunk(ChunkPlan("lost", 0), lambda _: None)
+    leases = worker.pipeline.parts.leases
+    owners = [id(owner) for kept in leases.quarantine for owner in kept]
+    owners += [id(owner) for kept in leases.quarantine for tuples in kept
+               if isinstance(tuples, tuple) for owner in tuples]  # fmt: skip
+    exchanges = id(worker.pipeline.parts.transformer.exchange) in owners
+    return str(caught.value.__cause__), leases.failed, exchanges, leases.counters.replays
+
+
+def test_a_failed_exchange_into_a_lease_keeps_its_buffers_and_asks_for_a_restart():
+    parallel = DiffusionParallelConfig(ulysses_degree=2)
+    for cause, failed, exchange_is_kept, replays in run_ranks(
+        fail_in_the_exchange_back, config(leased=True, ranks=2), parallel=parallel
+    ):
+        assert cause == "injected exchange failure"
+        assert failed
+        assert exchange_is_kept
+        assert replays == 0
