@@ -45,7 +45,15 @@ def _compile(folder: Path, wheel: Path) -> None:
 
 def _gcc(folder: Path, name: str, *arguments: str) -> None:
     """Written under another name first: several processes may build at once."""
-    options = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unused-parameter", "-pthread")
+    options = (
+        "-std=gnu11",
+        "-O1",
+        "-fPIC",
+        "-shared",
+        "-Wall",
+        "-Wno-unused-parameter",
+        "-pthread",
+    )
     draft = folder / f".{name}.{id(arguments)}.{_process()}"
     subprocess.run(
         ["gcc", *options, f"-Wl,-soname,{name}", "-o", str(draft), *arguments], check=True

@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tests.npu.operators import BODIES
 from tests.npu.standin import Call
@@ -30,8 +29,18 @@ _READS_VALUES = {
 _HOST_INDICES = {"aten::index", "aten::index_put_", "aten::_index_put_impl_"}
 
 
-def on_npu(value) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "npu"
+def on_npu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "npu"
+
+
+def current_stream(device: torch.device | None) -> int:
+    """The stream that work of this device goes to now, as the runtime knows it."""
+    from torch_npu import _C  # not before the runtime is in place
+
+    index = None if device is None else torch.device(device).index
+    if index is None:
+        index = torch.npu.current_device()
+    return _C._npu_getCurrentRawStream(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +71,30 @@ class Span:
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype).zero_()
 
 
+def _each(function, value):
+    """``function`` of an argument, or of every member of one that is a list."""
+    if isinstance(value, list | tuple):
+        return [function(member) for member in value]
+    return function(value)
+
+
+def _tensors(values) -> list[torch.Tensor]:
+    """All tensors among values and in their lists, in order."""
+    found = []
+    for value in values:
+        members = value if isinstance(value, list | tuple) else (value,)
+        found.extend(member for member in members if isinstance(member, torch.Tensor))
+    return found
+
+
+def _as_values(results) -> list:
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
 def _described(value):
     """An argument as a launch keeps it."""
-    if on_npu(value):
-        return Span.of(value)
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return Span.of(value) if value.device.type == "npu" else value.clone()
     if isinstance(value, torch.device) and value.type == "npu":
         return torch.device("cpu")
     if isinstance(value, torch.Generator) and value.device.type == "npu":
@@ -98,37 +125,42 @@ class Kernel:
         schema = operator._schema
         self._name, self._returns = schema.name, schema.returns
         self._arguments = schema.arguments
+        self._names = [argument.name for argument in schema.arguments]
         self._body = schema.name[5:] if schema.name.startswith("npu::") else None
         self._outs = [argument.name for argument in schema.arguments if argument.is_out]
         self._all_alias = all(_is_written(value) for value in schema.returns)
 
     def __call__(self, *args, **kwargs):
-        bound = dict(zip((a.name for a in self._arguments), args, strict=False)) | kwargs
+        bound = dict(zip(self._names, args, strict=False)) | kwargs
         if self._body is not None:
             # Bodies take arguments by the schema's names, whichever way the caller gave them.
             args, kwargs = (), {a.name: a.default_value for a in self._arguments} | bound
-            calls.append(Call(self._body, kwargs))
-        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        tensors = _tensors(bound.values())
         self._check_devices(tensors)
-        described = pytree.tree_map(_described, (args, kwargs))
-        stream = torch.npu.current_stream()
-        mode = self._runtime.mode(stream.npu_stream)
+        described = (
+            [_each(_described, value) for value in args],
+            {name: _each(_described, value) for name, value in kwargs.items()},
+        )
+        if self._body is not None:
+            calls.append(Call(self._body, described[1]))
+        device = next((x.device for x in tensors if on_npu(x)), None) or bound.get("device")
+        stream = current_stream(device)
+        mode = self._runtime.mode(stream)
         if self._name in _READS_VALUES:
             transfers["read_back"] += 1
-            stream.synchronize()  # raises while the stream is captured
+            torch.npu.current_stream(device).synchronize()  # raises while the stream is captured
             mode = RUN_NOW
-        device = next((x.device for x in tensors if on_npu(x)), None) or bound.get("device")
         if mode == RUN_NOW:
             results = self._compute(described, _opened)
             outputs = self._outputs(results, bound, device)
-            _write(pytree.tree_leaves(results), self._targets(outputs, bound))
+            _write(results, self._targets(outputs, bound))
             return outputs
         shapes = None if self._all_alias and not self._outs else self._compute(described, _zeroed)
         outputs = self._outputs(shapes, bound, device)
         targets = self._targets(outputs, bound)
         if mode == TAPE:
             self._poison(targets)
-        self._runtime.launch(stream.npu_stream, lambda: self._work(described, targets))
+        self._runtime.launch(stream, lambda: _write(self._compute(described, _opened), targets))
         return outputs
 
     def _check_devices(self, tensors: list[torch.Tensor]) -> None:
@@ -140,7 +172,8 @@ class Kernel:
         transfers["to_device"] += 1
 
     def _compute(self, described, how):
-        args, kwargs = pytree.tree_map(how, described)
+        args = [_each(how, value) for value in described[0]]
+        kwargs = {name: _each(how, value) for name, value in described[1].items()}
         kwargs.pop("pin_memory", None)
         body = self._operator if self._body is None else BODIES[self._body]
         if not self._outs:
@@ -149,9 +182,6 @@ class Kernel:
         outs = {name: torch.empty(0, dtype=kwargs[name].dtype) for name in self._outs}
         body(*args, **kwargs | outs)
         return tuple(outs.values())
-
-    def _work(self, described, targets) -> None:
-        _write(pytree.tree_leaves(self._compute(described, _opened)), targets)
 
     def _outputs(self, results, bound, device):
         """Device tensors for the results: arguments that were written, or fresh memory."""
@@ -180,8 +210,7 @@ class Kernel:
     def _targets(self, outputs, bound) -> list[Span | None]:
         """Where each result goes; ``None`` for one that the kernel writes in place."""
         in_place = set() if self._outs else {id(value) for value in bound.values()}
-        tensors = [x for x in pytree.tree_leaves(outputs) if isinstance(x, torch.Tensor)]
-        return [None if id(x) in in_place else Span.of(x) for x in tensors]
+        return [None if id(x) in in_place else Span.of(x) for x in _tensors(_as_values(outputs))]
 
     @staticmethod
     def _poison(targets: list[Span | None]) -> None:
@@ -202,12 +231,11 @@ def _fresh(value, device):
             dense.size(), dense.stride(), dtype=dense.dtype, device=device or "npu"
         )
 
-    return pytree.tree_map_only(torch.Tensor, allocate, value)
+    return _each(lambda x: allocate(x) if isinstance(x, torch.Tensor) else x, value)
 
 
 def _write(results, targets: list[Span | None]) -> None:
-    tensors = [x for x in results if isinstance(x, torch.Tensor)]
-    for result, target in zip(tensors, targets, strict=False):
+    for result, target in zip(_tensors(_as_values(results)), targets, strict=False):
         if target is not None:
             target.open().copy_(result)
 
@@ -219,18 +247,19 @@ class Copy:
         self._runtime = runtime
 
     def __call__(self, target, source, non_blocking=False):
-        stream = torch.npu.current_stream()
+        device = (target if on_npu(target) else source).device
+        stream = current_stream(device)
         if on_npu(target) != on_npu(source):
             transfers["to_device" if on_npu(target) else "to_host"] += 1
             if not non_blocking or not (source if on_npu(target) else target).is_pinned():
                 transfers["blocking"] += 1
-                stream.synchronize()  # raises while the stream is captured
+                torch.npu.current_stream(device).synchronize()  # raises while it is captured
                 _place(target).copy_(_place(source))
                 return target
         to, from_ = (Span.of(x) if on_npu(x) else x for x in (target, source))
-        if self._runtime.mode(stream.npu_stream) in {QUEUE, TAPE}:
+        if self._runtime.mode(stream) in {QUEUE, TAPE}:
             # A host tensor is held until then, as torch_npu's allocator of pinned memory does.
-            self._runtime.launch(stream.npu_stream, lambda: _opened(to).copy_(_opened(from_)))
+            self._runtime.launch(stream, lambda: _opened(to).copy_(_opened(from_)))
         else:
             _opened(to).copy_(_opened(from_))
         return target

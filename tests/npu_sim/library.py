@@ -1,4 +1,4 @@
-"""The compiled runtime as Python sees it: loaded before torch_npu, asked about queues and counts."""
+"""The compiled runtime as Python sees it: queues, order of work, counts of calls."""
 
 import ctypes
 from collections import Counter

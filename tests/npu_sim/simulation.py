@@ -84,4 +84,6 @@ def _registered(namespace: str) -> list[str]:
     import torch
 
     names = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")
-    return [name.removeprefix(f"{namespace}::") for name in names if name.startswith(f"{namespace}::")]
+    return [
+        name.removeprefix(f"{namespace}::") for name in names if name.startswith(f"{namespace}::")
+    ]

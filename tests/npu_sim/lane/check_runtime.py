@@ -213,7 +213,7 @@ def test_work_that_fails_is_reported_at_the_next_wait(x):
         raise ArithmeticError("a kernel's own fault")
 
     runtime.launch(stream.npu_stream, broken)
-    with pytest.raises(RuntimeError, match="507015|NPU"):
+    with pytest.raises(RuntimeError, match="507015"):
         stream.synchronize()
     assert isinstance(library.failures.pop(), ArithmeticError)
     runtime.forgive()

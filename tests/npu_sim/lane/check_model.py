@@ -1,0 +1,200 @@
+"""The whole tiny model on one simulated device: bytes, order of work, transfers of every chunk.
+
+The CPU's attention stands behind the operator and the noise is drawn on the host, so every byte
+must be the CPU's. In deferred order a missing wait, event or hold on memory would change bytes.
+"""
+
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.sessions import small_request
+from tests.helpers.tiny import tiny_checkpoint_dir
+from tests.npu import operators
+from tests.npu_sim import kernels, simulation
+from tests.npu_sim.device import operator_calls, order
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.messages import ChunkPlan, OutputKind, PromptStep
+from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
+from vllm_omni.diffusion.models.lingbot_world.vae.convolution import ConvPath
+from vllm_omni.diffusion.worker.worker import Worker
+from vllm_omni.errors import ConfigError
+
+__all__ = ["order"]
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.npu]
+
+CHUNKS = 4
+"""The tiny window of nine latent frames rolls in the last one."""
+LAYERS = 3
+ATTENTIONS = 4 * 2 * LAYERS + 2 * (LAYERS - 1)
+"""Self and cross-attention of four probes, and of a commit whose last layer only writes."""
+TO_DEVICE = Counter(noise=4, rays=2, rotary=2, vae_statistics=4)
+"""Copies to the device in a chunk when the noise is drawn on the host."""
+WAITS = ("stream_syncs", "event_syncs", "device_syncs")
+
+
+def config(device_type: str, **changes) -> OmniDiffusionConfig:
+    return OmniDiffusionConfig(
+        model=str(tiny_checkpoint_dir()), device=device_type, dtype="bfloat16",
+        geometry=VideoGeometry(64, 96), **changes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one chunk, or one call of a layer, moved and waited for."""
+
+    transfers: Counter[str]
+    runtime: Counter[str]
+
+    @classmethod
+    @contextmanager
+    def noted(cls, notes: list["Spent"]):
+        moved, before = kernels.transfers.copy(), simulation.runtime().counts()
+        yield
+        notes.append(cls(kernels.transfers - moved, simulation.runtime().counts() - before))
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The chunks of one world, and what its chunks and layers spent."""
+
+    chunks: list[np.ndarray]
+    by_chunk: list[Spent]
+    by_layer: list[Spent]
+    attentions: list
+
+
+def rollout(worker, kind=OutputKind.UINT8, *, chunks=CHUNKS, noise="cpu") -> Rollout:
+    """Make one world whose prompt changes once."""
+    made, by_chunk, by_layer = [], [], []
+    kernels.calls.clear()
+    worker.pipeline.parts.text._cache.clear()  # so that every world has to embed its prompts
+    forward = LingBotWorldBlock.forward
+
+    def noted(*args, **kwargs):
+        with Spent.noted(by_layer):
+            return forward(*args, **kwargs)
+
+    request = replace(small_request(num_chunks=chunks, output=kind), generator_device=noise)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LingBotWorldBlock, "forward", noted)
+        worker.open_session("world", request)
+        for index in range(chunks):
+            prompt = PromptStep("a frozen lake", 1.0) if index == 2 else None
+            with Spent.noted(by_chunk):
+                worker.run_chunk(ChunkPlan("world", index, prompt=prompt), made.append)
+        worker.close_session("world")
+    data = [chunk.data for chunk in made]
+    return Rollout(data, by_chunk, by_layer, operator_calls("npu_fusion_attention"))
+
+
+@cache
+def loaded(device_type: str) -> Worker:
+    """A worker that uses the VAE's path of the CPU, wherever it runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConvPath, "choose", lambda *_: ConvPath.STACKED)
+        return Worker(config(device_type))
+
+
+@cache
+def on_host(kind: OutputKind) -> Rollout:
+    return rollout(loaded("cpu"), kind)
+
+
+@cache
+def on_device(order: str, kind: OutputKind) -> Rollout:
+    assert order in {"eager", "deferred"}  # the fixture has set it
+    return rollout(loaded("npu"), kind)
+
+
+def same(here: Rollout, there: Rollout) -> bool:
+    assert [len(chunk) for chunk in here.chunks] == [len(chunk) for chunk in there.chunks]
+    return all(np.array_equal(a, b) for a, b in zip(here.chunks, there.chunks, strict=True))
+
+
+@pytest.mark.parametrize("kind", [OutputKind.LATENT, OutputKind.UINT8])
+def test_a_world_has_the_bytes_of_the_cpu(order, kind):
+    """Bitwise: same kernels on the same values, whatever the order of streams."""
+    assert same(on_device(order, kind), on_host(kind))
+
+
+def test_a_second_world_is_equal_and_leaves_no_memory(order):
+    first = on_device(order, OutputKind.UINT8)
+    torch.npu.synchronize()
+    held = torch.npu.memory_allocated()
+    second = rollout(loaded("npu"))
+    torch.npu.synchronize()
+    assert torch.npu.memory_allocated() == held
+    assert same(first, second)
+
+
+def test_noise_of_the_device_makes_another_world_and_repeats(order):
+    drawn = [
+        rollout(loaded("npu"), OutputKind.LATENT, chunks=1, noise=noise)
+        for noise in (None, None, "cpu")
+    ]
+    assert same(drawn[0], drawn[1])
+    assert not same(drawn[0], drawn[2])
+    assert order in {"eager", "deferred"}
+
+
+def test_a_chunk_waits_once_for_its_pixels_and_nothing_else(order):
+    made = on_device(order, OutputKind.UINT8)
+    assert len(made.attentions) == CHUNKS * ATTENTIONS
+    assert {call.arguments["query"].dtype for call in made.attentions} == {torch.bfloat16}
+    for index, spent in enumerate(made.by_chunk):
+        with_prompt = index == 2
+        assert spent.transfers["to_host"] == 1
+        # A prompt brings token ids and mask.
+        assert spent.transfers["to_device"] == sum(TO_DEVICE.values()) + 2 * with_prompt
+        # The history of the condition is compared until it repeats, and the text encoder looks
+        # at its mask.
+        assert spent.transfers["read_back"] <= 2 + with_prompt
+        # The host waits for its pixels by one event; else it waits only where it moves pageable
+        # memory or reads a value.
+        assert spent.runtime["event_syncs"] == 1
+        assert spent.runtime["device_syncs"] == 0
+        waits = spent.transfers["blocking"] + spent.transfers["read_back"]
+        assert spent.runtime["stream_syncs"] == waits
+
+
+def test_no_layer_of_the_transformer_waits_or_moves_anything(order):
+    made = on_device(order, OutputKind.LATENT)
+    assert len(made.by_layer) == CHUNKS * (5 * LAYERS - 1)  # a commit's last layer only writes
+    for spent in made.by_layer:
+        assert not spent.transfers
+        assert not any(spent.runtime[name] for name in WAITS)
+
+
+@pytest.mark.usefixtures("order")
+def test_an_unknown_attention_result_is_refused_before_serving(monkeypatch):
+    right = operators.BODIES["npu_fusion_attention"]
+
+    def unscaled(*args, **kwargs):
+        return right(*args, **kwargs | {"scale": 1.0})
+
+    monkeypatch.setitem(operators.BODIES, "npu_fusion_attention", unscaled)
+    with pytest.raises(ConfigError, match="attention backend npu_fusion is wrong on npu:0"):
+        Worker(config("npu"))
+
+
+@pytest.mark.usefixtures("order")
+def test_quantised_feed_forward_linears_have_the_bytes_of_the_cpu_reference(monkeypatch):
+    """Bitwise with the CPU reference in the same place."""
+    monkeypatch.setattr(ConvPath, "choose", lambda *_: ConvPath.STACKED)
+    chunks, made = 2, {}
+    for device_type in ("cpu", "npu"):
+        worker = Worker(config(device_type, npu_quant="w8a8"))
+        made[device_type] = rollout(worker, OutputKind.LATENT, chunks=chunks)
+        worker.shutdown()
+    products = operator_calls("npu_quant_matmul")
+    assert len(products) == chunks * 2 * (4 * LAYERS + LAYERS - 1)
+    assert same(made["npu"], made["cpu"])
