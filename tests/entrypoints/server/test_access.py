@@ -1,0 +1,111 @@
+"""Who may talk to the server: API keys and the origin of pages, over HTTP and WebSocket."""
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from tests.helpers.local_server import MODEL, local_server
+from tests.helpers.socket_client import socket_client, start_message
+from vllm_omni.config.server import ServerConfig
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+KEYED = ServerConfig((MODEL,), api_keys=("first-key", "second-key"))
+
+
+@pytest.fixture(scope="module")
+def open_server():
+    with local_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def keyed_server():
+    with local_server(config=KEYED) as running:
+        yield running
+
+
+async def status_of_socket(url: str, **headers: str) -> int:
+    """101 for an accepted socket, else the status of the refusal."""
+    try:
+        async with socket_client(url, additional_headers=headers) as client:
+            await client.say(start_message())
+            await client.expect("video.start")
+            return 101
+    except InvalidStatus as refused:
+        return refused.response.status_code
+
+
+class TestKeys:
+    @pytest.mark.parametrize("key", ["first-key", "second-key"])
+    async def test_a_key_lets_in(self, keyed_server, key):
+        bearer = {"Authorization": f"Bearer {key}"}
+        assert httpx.get(f"{keyed_server.address}/v1/models", headers=bearer).status_code == 200
+        assert await status_of_socket(keyed_server.url, **bearer) == 101
+
+    @pytest.mark.parametrize(
+        "headers",
+        [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer first-key-and-more"},
+         {"Authorization": "Bearer"}, {"Authorization": "Bearer first-ke\xff"},
+         {"X-Api-Key": "first-key"}],
+        ids=str,
+    )  # fmt: skip
+    async def test_nothing_else_does(self, keyed_server, headers):
+        raw = {name: value.encode("latin-1") for name, value in headers.items()}
+        answer = httpx.get(f"{keyed_server.address}/v1/models", headers=raw)
+        assert answer.status_code == 401
+        assert "first-key" not in answer.text
+        if "\xff" not in str(headers):
+            assert await status_of_socket(keyed_server.url, **headers) == 403
+        assert keyed_server.engine.num_sessions == 0
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/v1/models", "/v1/realtime/capabilities", "/v1/videos", "/v1/nothing", "//v1/models/..",
+         "/v1"],
+    )  # fmt: skip
+    def test_every_path_below_v1_needs_one(self, keyed_server, path):
+        assert httpx.get(f"{keyed_server.address}{path}").status_code in {401, 404}
+
+    @pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/load", "/metrics"])
+    def test_operators_need_none(self, keyed_server, path):
+        assert httpx.get(f"{keyed_server.address}{path}").status_code == 200
+
+    def test_keys_are_not_shown(self):
+        assert "first-key" not in repr(KEYED)
+
+
+class TestOrigins:
+    async def test_no_origin_is_no_browser(self, open_server):
+        assert await status_of_socket(open_server.url) == 101
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+    async def test_its_own_page(self, open_server, host):
+        origin = f"http://{host}:{open_server.port}"
+        url = open_server.url.replace("127.0.0.1", host)
+        assert await status_of_socket(url, Origin=origin) == 101
+
+    @pytest.mark.parametrize(
+        "origin",
+        ["http://evil.example", "http://127.0.0.1:1", "null", "http://127.0.0.1.evil.example",
+         "file://", ""],
+    )  # fmt: skip
+    async def test_other_pages_are_refused(self, open_server, origin):
+        assert await status_of_socket(open_server.url, Origin=origin) == 403
+
+    @pytest.mark.parametrize(
+        ("allowed", "status"),
+        [(("https://page.example",), 101), (("*",), 101), (("https://other.example",), 403)],
+    )
+    async def test_allowed_pages(self, allowed, status):
+        config = ServerConfig((MODEL,), allowed_origins=allowed)
+        with local_server(config=config) as server:
+            assert await status_of_socket(server.url, Origin="https://page.example") == status
+
+    def test_a_page_may_not_post_for_its_visitor(self, open_server):
+        form = {"prompt": "x"}
+        answer = httpx.post(
+            f"{open_server.address}/v1/videos", data=form, headers={"Origin": "http://evil.example"}
+        )
+        assert answer.status_code == 403
+        assert open_server.engine.num_sessions == 0
