@@ -122,8 +122,12 @@ class Fp8Quantizer:
     def __init__(self) -> None:
         self.weights = 0
 
-    def __call__(self, weight: Tensor, scale: Tensor, **_options: object) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, weight: Tensor, scale: Tensor | None = None, **_options: object
+    ) -> tuple[Tensor, Tensor]:
         assert not weight.is_meta
         self.weights += 1
+        if scale is None:
+            scale = weight.float().abs().max().reshape(1) / self.LARGEST
         scaled = (weight.float() / scale).clamp(-self.LARGEST, self.LARGEST)
         return scaled.to(torch.float8_e4m3fn), scale

@@ -118,7 +118,7 @@ class VllmLinear(WeightedModule):
         """A method that lacks an operator fails deep inside; say which layer and which setting."""
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, AttributeError) as error:
             if self.inner.quant_config is None:
                 raise
             raise ConfigError(
