@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_omni.engine import interactions
 from vllm_omni.engine.camera_pose import CameraTarget, CameraVelocity
 from vllm_omni.engine.interactions import (
     MAX_PENDING,
+    MAX_REPLACED,
     ChunkReceipt,
     Interaction,
     InteractionBox,
@@ -137,12 +139,40 @@ def test_a_release_is_never_lost_in_a_full_queue():
     assert ended == {f"e{index}" for index in range(10_000)}
 
 
-def test_a_full_queue_refuses_what_would_displace_another_modality():
+def test_a_full_queue_of_one_modality_keeps_its_latest_and_takes_another():
     box = make_box()
     for index in range(MAX_PENDING):
-        box.submit(Interaction(f"p{index}", prompt="x"), 0.0)
-    with pytest.raises(InteractionError, match=str(MAX_PENDING)):
-        box.submit(Interaction("c", camera=FORWARD), 0.0)
+        box.submit(Interaction(f"p{index}", prompt=f"prompt {index}", transition_chunks=0), 0.0)
+    box.submit(Interaction("c", camera=FORWARD), 0.0)
+    folded = box.fold(0, 1.0)
+    assert folded.prompt is not None
+    assert folded.prompt.prompt == f"prompt {MAX_PENDING - 1}"
+    assert travelled(folded.poses) == [0.05, 0.1, 0.15]
+    assert len(folded.receipt.applied) == MAX_PENDING
+    assert f"p{MAX_PENDING - 2}" in folded.receipt.completed
+
+
+def test_a_flood_is_refused_and_the_next_chunk_takes_events_again():
+    box = make_box()
+    for index in range(MAX_PENDING + MAX_REPLACED):
+        box.submit(Interaction(f"e{index}", camera=FORWARD), 0.0)
+    with pytest.raises(InteractionError, match=str(MAX_REPLACED)):
+        box.submit(Interaction("more", camera=FORWARD), 0.0)
+    box.fold(0, 1.0)
+    box.submit(Interaction("more", camera=STILL), 1.5)
+    assert box.fold(3, 2.0).receipt.started == ("more",)
+
+
+def test_a_long_session_forgets_its_oldest_ids_and_goes_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(interactions, "MAX_EVENT_IDS", 2)
+    box = make_box()
+    for name in ("a", "b", "c"):
+        box.submit(Interaction(name, camera=FORWARD), 0.0)
+    with pytest.raises(EventConflictError):
+        box.submit(Interaction("b", camera=STILL), 0.1)
+    box.fold(0, 1.0)
+    box.submit(Interaction("a", camera=STILL), 1.1)
+    assert box.fold(3, 2.0).receipt.started == ("a",)
 
 
 def test_restart_forgets_motion_and_keeps_what_waits():

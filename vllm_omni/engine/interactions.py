@@ -29,8 +29,10 @@ from vllm_omni.errors import EventConflictError, InteractionError
 PROMPT_TRANSITION_CHUNKS = 3
 MAX_PENDING = 256
 """Events that may wait for one chunk boundary."""
+MAX_REPLACED = 16_384
+"""Events that may be replaced, unseen, before one chunk boundary."""
 MAX_EVENT_IDS = 65_536
-"""Event ids remembered per session to notice a repeated one."""
+"""Latest event ids remembered per session to notice a repeated one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class InteractionBox:
     def __init__(self, prompt: str, *, live_camera: bool, opened_s: float) -> None:
         self._lock = threading.Lock()
         self._live_camera = live_camera
-        self._seen: set[str] = set()
+        self._seen: dict[str, None] = {}
         self._pending: list[_Arrived] = []
         self._replaced: list[str] = []
         self._cancelled: list[str] = []
@@ -125,12 +127,12 @@ class InteractionBox:
     def submit(self, interaction: Interaction, now_s: float) -> None:
         """Queue an event for the next chunk boundary.
 
-        When the queue is full, the newest pending event that changes nothing else than this one
-        does is replaced by it, so that the latest state always arrives.
+        When the queue is full, the newest pending event whose every change is made again by a
+        later one or by this one is replaced, so that the latest state always arrives.
 
         Raises:
             EventConflictError: if the id was used before.
-            InteractionError: if this session cannot apply it.
+            InteractionError: if this session cannot apply it, or too many were replaced already.
         """
         if interaction.camera is not None and not self._live_camera:
             raise InteractionError(
@@ -142,11 +144,11 @@ class InteractionBox:
                 raise EventConflictError(
                     f"event_id {interaction.event_id!r} was used before in this session"
                 )
-            if len(self._seen) >= MAX_EVENT_IDS:
-                raise InteractionError(f"a session takes at most {MAX_EVENT_IDS} events")
             if len(self._pending) >= MAX_PENDING:
                 self._make_room(interaction)
-            self._seen.add(interaction.event_id)
+            if len(self._seen) >= MAX_EVENT_IDS:
+                del self._seen[next(iter(self._seen))]
+            self._seen[interaction.event_id] = None
             self._pending.append(_Arrived(interaction, now_s))
 
     def fold(self, first_latent_frame: int, now_s: float) -> FoldedChunk:
@@ -189,15 +191,19 @@ class InteractionBox:
             self._open_parts.clear()
 
     def _make_room(self, interaction: Interaction) -> None:
+        if len(self._replaced) >= MAX_REPLACED:
+            raise InteractionError(
+                f"{MAX_PENDING} events wait for the next chunk and {MAX_REPLACED} were replaced "
+                "already; send fewer per chunk"
+            )
+        changed_later = interaction.modalities
         for index in range(len(self._pending) - 1, -1, -1):
             other = self._pending[index].interaction
-            if other.modalities <= interaction.modalities:
+            if other.modalities <= changed_later:
                 self._replaced.append(other.event_id)
                 del self._pending[index]
                 return
-        raise InteractionError(
-            f"{MAX_PENDING} events wait for the next chunk already; send fewer per chunk"
-        )
+            changed_later |= other.modalities
 
     def _place(self, at_s: float, now_s: float) -> int:
         """Latent frame of the coming chunk that the arrival time corresponds to."""
