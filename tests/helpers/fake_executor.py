@@ -38,6 +38,7 @@ class FakeExecutor:
 
     Attributes:
         plans: every plan that was run, in order.
+        began_s: ``time.monotonic()`` at which each of them was begun.
         open_ids: sessions that are open now.
         failures: ``(session ordinal, chunk index) -> error`` to raise once, before the pixels.
         gate: while cleared, chunks wait before they are made.
@@ -49,6 +50,7 @@ class FakeExecutor:
         self.noise = noise
         self.chunk_s = chunk_s
         self.plans: list[ChunkPlan] = []
+        self.began_s: list[float] = []
         self.open_ids: list[str] = []
         self.requests: dict[str, SessionRequest] = {}
         self.opened_total = 0
@@ -77,9 +79,11 @@ class FakeExecutor:
     def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
         if plan.session_id not in self.open_ids:
             raise SessionClosedError(plan.session_id)
+        began_s = time.monotonic()
         assert self.gate.wait(60), "the test never opened the gate"
         time.sleep(self.chunk_s)
         self.plans.append(plan)
+        self.began_s.append(began_s)
         key = (self._ordinals[plan.session_id], plan.chunk_index)
         if key in self.failures:
             self.open_ids.remove(plan.session_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import socket
 import threading
 import time
@@ -102,6 +103,13 @@ class LocalServer:
     def connections(self) -> int:
         """Open connections of any kind."""
         return len(self._server.server_state.connections)
+
+    def num_tasks(self) -> int:
+        """Tasks on the server's event loop."""
+        counted: queue.SimpleQueue[int] = queue.SimpleQueue()
+        loop = self._server.servers[0].get_loop()
+        loop.call_soon_threadsafe(lambda: counted.put(len(asyncio.all_tasks(loop))))
+        return counted.get(timeout=10)
 
     def start(self, *, engine: bool) -> None:
         """Serve; the engine first."""
