@@ -51,6 +51,15 @@ def _load(module: ModuleType, execute) -> None:
         execute(module)
         _install(_runtime)
     _runtime.set_deferred(on=os.environ.get("NPU_SIM_DEFERRED") == "1")
+    if "NPU_SIM_VAE_PATH" in os.environ:
+        _set_vae_path(os.environ["NPU_SIM_VAE_PATH"])
+
+
+def _set_vae_path(name: str) -> None:
+    """Let the VAE convolve as on another device, so that sums have the same order."""
+    from vllm_omni.diffusion.models.lingbot_world.vae.convolution import ConvPath
+
+    ConvPath.choose = classmethod(lambda cls, *_: cls(name))
 
 
 def hook() -> None:

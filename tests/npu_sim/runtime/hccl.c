@@ -299,9 +299,13 @@ API int HcclGroupEnd(void)
         return OK;
     int error = OK;
     for (int sends = 1; sends >= 0; sends--)
-        for (int index = 0; index < grouped_count; index++)
-            if ((grouped[index]->kind == SEND) == sends)
-                error |= sim_submit(grouped_streams[index], run_job, grouped[index]);
+        for (int index = 0; index < grouped_count; index++) {
+            struct job *j = grouped[index];
+            if (!j || (j->kind == SEND) != sends)
+                continue;
+            grouped[index] = NULL; /* it may be gone when this returns */
+            error |= sim_submit(grouped_streams[index], run_job, j);
+        }
     grouped_count = 0;
     return error;
 }
