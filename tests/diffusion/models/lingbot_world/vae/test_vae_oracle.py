@@ -102,6 +102,7 @@ def test_stacked_path_is_much_faster_on_a_processor():
 
 
 @requires_golden
+@pytest.mark.timeout(600)  # two threads on two busy cores wait for each other
 @pytest.mark.parametrize("threads", [1, 2])
 def test_golden_streams(threads: int):
     golden = load_set("e_encode_decode")
