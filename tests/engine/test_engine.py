@@ -278,3 +278,52 @@ def test_metrics_count_what_happened(bench: Bench):
     assert registry.get_sample_value("vllm_omni:num_requests_running", labels) == 0
     finished = {**labels, "finished_reason": "finished"}
     assert registry.get_sample_value("vllm_omni:requests_success_total", finished) == 1
+
+
+def test_a_session_that_comes_between_two_looks_is_not_overlooked(bench: Bench):
+    """The loop finds nobody in line; a session comes before it sleeps."""
+    scheduler = bench.engine._scheduler
+    pick, opened = scheduler.pick, []
+
+    def pick_after_arrival(now_s: float):
+        if not opened:
+            opened.append(bench.open())
+        return pick(now_s)
+
+    scheduler.pick = pick_after_arrival
+    bench.engine.stop("nobody")
+    with bench.engine._wake:
+        bench.engine._call()
+    wait_until(lambda: bool(opened))
+    assert chunk_indices(opened[0].rest()) == [0, 1, 2]
+
+
+def test_closing_while_a_group_is_relaunched_starts_no_other():
+    relaunching, closed = threading.Event(), threading.Event()
+    made: list[FakeExecutor] = []
+
+    def make() -> FakeExecutor:
+        made.append(FakeExecutor())
+        if len(made) == 1:
+            made[0].failures[(0, 0)] = WorkerFailedError("killed")
+        return made[-1]
+
+    def sleep(_: float) -> None:
+        relaunching.set()
+        assert closed.wait(10)
+
+    supervisor = WorkerSupervisor(make, warm_up=None, sleep=sleep)
+    engine = Engine(supervisor, EngineMetrics("m"), max_queued=4)
+    engine.start()
+    loop = engine._thread
+    assert loop is not None
+    events: queue.SimpleQueue[SessionEvent] = queue.SimpleQueue()
+    engine.open(make_request(), events.put)
+    assert relaunching.wait(10)
+    engine.close(timeout_s=0.0)
+    closed.set()
+    loop.join(10)
+    assert not loop.is_alive()
+    assert len(made) == 1
+    with pytest.raises(WorkerFailedError):
+        _ = supervisor.executor

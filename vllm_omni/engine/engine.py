@@ -45,8 +45,8 @@ logger = get_logger(__name__)
 class Engine:
     """Runs all sessions of one worker group.
 
-    Public methods may be called from any thread and never wait for a chunk. Sinks are called on
-    the engine's thread.
+    Public methods may be called from any thread; only :meth:`start` and :meth:`close` wait for
+    workers.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Engine:
         self._supervisor = supervisor
         self._max_queued = max_queued
         self._wake = threading.Condition()
+        self._called = False
         self._sessions: dict[str, EngineSession] = {}
         self._scheduler = Scheduler(max_sessions=0, max_queued=max_queued)
         self._ready: WorkerReady | None = None
@@ -126,7 +127,7 @@ class Engine:
             self._sessions[session_id] = session
             self._scheduler.announce_positions()
             self._count_sessions()
-            self._wake.notify()
+            self._call()
         return session_id
 
     def submit(self, session_id: str, interaction: Interaction) -> None:
@@ -145,7 +146,7 @@ class Engine:
         with self._wake:
             if session_id in self._sessions:
                 self._sessions[session_id].stop_requested = True
-                self._wake.notify()
+                self._call()
 
     def reset(self, session_id: str, change: Callable[[SessionRequest], SessionRequest]) -> None:
         """Restart a session from chunk 0 at its next chunk boundary.
@@ -155,20 +156,20 @@ class Engine:
         """
         with self._wake:
             self._session(session_id).add_reset(change)
-            self._wake.notify()
+            self._call()
 
     def delivered(self, session_id: str) -> None:
         """Say that the client has taken one chunk."""
         with self._wake:
             if session_id in self._sessions:
                 self._sessions[session_id].undelivered -= 1
-                self._wake.notify()
+                self._call()
 
     def drain(self) -> None:
         """Refuse new sessions, finish the running chunk, end all sessions with an error."""
         with self._wake:
             self._draining = True
-            self._wake.notify()
+            self._call()
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Drain, wait for the loop, end the workers; a second call does nothing."""
@@ -197,14 +198,14 @@ class Engine:
     def _step(self) -> bool:
         """Do one thing; false when there is nothing left to do, ever."""
         with self._wake:
-            if self._draining:
-                pending = self._scheduler.sessions
+            self._called = False
+            ending = [s for s in self._scheduler.sessions if s.stop_requested or self._draining]
+        for session in ending:
+            if session.stop_requested:
+                self._end(session, EndReason.STOPPED)
             else:
-                pending = tuple(s for s in self._scheduler.sessions if s.stop_requested)
-        for session in pending:
-            closing = SessionClosedError("the server is shutting down")
-            reason = EndReason.STOPPED if session.stop_requested else EndReason.FAILED
-            self._end(session, reason, None if session.stop_requested else closing)
+                closing = SessionClosedError("the server is shutting down")
+                self._end(session, EndReason.FAILED, closing)
         if self._draining:
             return False
         if self._place_next():
@@ -220,7 +221,7 @@ class Engine:
 
     def _wait(self) -> None:
         """Sleep until a call wakes the loop or a paced session may go on. Holds the lock."""
-        if self._draining or any(s.stop_requested for s in self._scheduler.sessions):
+        if self._called:
             return
         wake_at = self._scheduler.wake_at_s()
         self._wake.wait(None if wake_at is None else max(wake_at - time.monotonic(), 0.0))
@@ -232,14 +233,11 @@ class Engine:
             return False
         try:
             self._supervisor.executor.open_session(session.session_id, session.request)
-        except OutOfKVMemoryError as error:
-            if self._scheduler.placed:
-                return False
-            self._end(session, EndReason.FAILED, error)
-            return True
         except WorkerFailedError:
             raise
         except OmniError as error:
+            if isinstance(error, OutOfKVMemoryError) and self._scheduler.placed:
+                return False
             self._end(session, EndReason.FAILED, error)
             return True
         with self._wake:
@@ -253,11 +251,9 @@ class Engine:
 
     def _advance(self, session: EngineSession) -> None:
         """Make one chunk of a session, or restart it."""
+        make = self._restart if session.resets else self._run_chunk
         try:
-            if session.resets:
-                self._restart(session)
-            else:
-                self._run_chunk(session)
+            make(session)
         except WorkerFailedError:
             raise
         except OmniError as error:
@@ -288,12 +284,11 @@ class Engine:
         self.metrics.chunk_timed(timings)
 
     def _hand_out(self, session: EngineSession, result: ChunkResult, folded: FoldedChunk) -> None:
-        late_s = result.ready_s - session.deadline_s
         if session.chunks_made == 0:
-            self.metrics.ttfc_s.observe(result.ready_s - session.arrived_s)
+            self.metrics.ttfc_s.observe(result.ready_s - session.began_s)
         else:
             self.metrics.chunk_interval_s.observe(result.ready_s - session.last_chunk_s)
-            if late_s > 0:
+            if result.ready_s > session.deadline_s:
                 self.metrics.deadline_misses.inc()
         self.metrics.chunks.inc()
         with self._wake:
@@ -335,25 +330,32 @@ class Engine:
         for session in self._scheduler.placed:
             self._end(session, EndReason.FAILED, lost)
         if self._draining:
-            # Whatever still stands in line ends in the next step; no group is needed for that.
-            return True
+            return True  # The next step ends who stands in line; that needs no group.
         try:
             ready = self._supervisor.relaunch()
         except OmniError as final:
-            logger.critical("%s", final)
-            self._fail(final)
-            return False
+            if not self._draining:
+                logger.critical("%s", final)
+                self._fail(final)
+            return self._draining
         with self._wake:
             self._adopt(ready)
         return True
 
     def _fail(self, error: OmniError) -> None:
         """End everything for good."""
-        self.failure = error
-        for session in self._scheduler.sessions:
+        with self._wake:
+            self.failure = error
+            sessions = self._scheduler.sessions
+        for session in sessions:
             self._end(session, EndReason.FAILED, WorkerRestartedError(str(error)))
 
     # ------------------------------------------------------------ helpers
+
+    def _call(self) -> None:
+        """Have the loop look again, also if it is not waiting yet. Holds the lock."""
+        self._called = True
+        self._wake.notify()
 
     def _adopt(self, ready: WorkerReady) -> None:
         self._ready = ready
@@ -376,11 +378,10 @@ class Engine:
         ready = self._ready
         if ready is None:
             return
-        geometry = VideoGeometry(request.height, request.width)
-        needed = ready.pages_for(geometry.tokens_per_frame)
+        needed = _pages(ready, request)
         if needed > ready.num_pages:
             raise OutOfKVMemoryError(
-                f"a session of {geometry} needs {needed * ready.page_bytes} bytes of KV window, "
+                f"{request.width}x{request.height} needs a KV window of {needed * ready.page_bytes} bytes, "
                 f"the pool has {ready.num_pages * ready.page_bytes}; ask for a smaller size, or "
                 "raise ar_diffusion_height and ar_diffusion_width, max_num_seqs or "
                 "gpu_memory_fraction"
@@ -390,10 +391,10 @@ class Engine:
         self.metrics.running.set(len(self._scheduler.placed))
         self.metrics.waiting.set(len(self._scheduler.waiting))
         if self._ready is not None:
-            used = sum(
-                self._ready.pages_for(
-                    VideoGeometry(s.request.height, s.request.width).tokens_per_frame
-                )
-                for s in self._scheduler.placed
-            )
+            used = sum(_pages(self._ready, s.request) for s in self._scheduler.placed)
             self.metrics.kv_used_bytes.set(used * self._ready.page_bytes)
+
+
+def _pages(ready: WorkerReady, request: SessionRequest) -> int:
+    """Pages that a session takes."""
+    return ready.pages_for(VideoGeometry(request.height, request.width).tokens_per_frame)

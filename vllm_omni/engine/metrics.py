@@ -28,7 +28,9 @@ class EngineMetrics:
         self.chunk_interval_s = self._histogram(
             "chunk_interval_s", "Time between two chunks of a session", _FINE_SECONDS
         )
-        self.ttfc_s = self._histogram("ttfc_s", "Arrival of a session to its first chunk", _SECONDS)
+        self.ttfc_s = self._histogram(
+            "ttfc_s", "Arrival or reset of a session to its first chunk", _SECONDS
+        )
         self.queue_wait_s = self._histogram(
             "request_queue_wait_s", "Arrival of a session to its place", _SECONDS
         )

@@ -90,7 +90,7 @@ class Ended:
 
 SessionEvent = Waiting | Opened | ChunkReady | WasReset | Ended
 Sink = Callable[[SessionEvent], None]
-"""Takes a session's events on the engine's thread; must not block."""
+"""Takes a session's events on any thread; must not block, raise, or call the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class PlaybackClock:
 class EngineSession:
     """State of one session; owned by the engine's thread.
 
-    ``interactions`` and ``undelivered`` are also touched by the client's side and guard
-    themselves.
+    The client's side changes ``undelivered``, ``stop_requested`` and ``resets`` under the engine's
+    lock, and ``interactions``, which guard themselves.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class EngineSession:
         self.options = options
         self.interactions = interactions
         self.clock = PlaybackClock(request.fps, now_s)
-        self.arrived_s = now_s
+        self.arrived_s = self.began_s = now_s
         self.chunks_made = 0
         self.undelivered = 0
         self.stop_requested = False
@@ -229,5 +229,6 @@ class EngineSession:
         """Begin again from chunk 0 with another request."""
         self.request = request
         self.chunks_made = 0
+        self.began_s = now_s
         self.clock = PlaybackClock(request.fps, now_s)
         self.interactions.restart(request.prompt)

@@ -18,7 +18,7 @@ _FIRST_DELAY_S = 0.5
 
 
 class WorkerSupervisor:
-    """Owns the one executor that is alive. Used by one thread.
+    """Owns the one executor that is alive. Used by one thread; any may call :meth:`shutdown`.
 
     Args:
         make_executor: makes a group that is not started; called once per generation.
@@ -37,6 +37,7 @@ class WorkerSupervisor:
         self._warm_up = warm_up
         self._sleep = sleep
         self._executor: Executor | None = None
+        self._ended = False
         self._restarts_s: list[float] = []
 
     @property
@@ -56,31 +57,48 @@ class WorkerSupervisor:
         return len(self._restarts_s)
 
     def start(self) -> WorkerReady:
-        """Start a group and warm it up."""
+        """Start a group and warm it up.
+
+        Raises:
+            WorkerFailedError: if it does not come up, or :meth:`shutdown` was called.
+        """
+        self._refuse_ended()
         executor = self._make_executor()
         self._executor = executor
         ready = executor.start()
         if self._warm_up is not None:
             self._run_warm_up(executor, ready, self._warm_up)
+        self._refuse_ended()
         return ready
 
     def relaunch(self) -> WorkerReady:
         """End what is left of the group and start another, backing off between tries.
 
         Raises:
-            WorkerFailedError: after five restarts within ten minutes.
+            WorkerFailedError: after five restarts within ten minutes, or :meth:`shutdown`.
         """
         while True:
-            self.shutdown()
+            self._drop()
             self._count_restart()
             self._sleep(_FIRST_DELAY_S * (2 ** (len(self._restarts_s) - 1)))
             try:
                 return self.start()
             except WorkerFailedError as error:
+                if self._ended:
+                    raise
                 logger.warning("the worker group failed to start again: %s", error)
 
     def shutdown(self) -> None:
-        """End the group; a second call does nothing."""
+        """End the group for good; a second call does nothing."""
+        self._ended = True
+        self._drop()
+
+    def _refuse_ended(self) -> None:
+        if self._ended:
+            self._drop()
+            raise WorkerFailedError("the worker group was shut down")
+
+    def _drop(self) -> None:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown()
