@@ -381,8 +381,8 @@ class Engine:
         needed = _pages(ready, request)
         if needed > ready.num_pages:
             raise OutOfKVMemoryError(
-                f"{request.width}x{request.height} needs a KV window of {needed * ready.page_bytes} bytes, "
-                f"the pool has {ready.num_pages * ready.page_bytes}; ask for a smaller size, or "
+                f"{request.width}x{request.height} needs {needed * ready.page_bytes} bytes of KV "
+                f"window, the pool has {ready.num_pages * ready.page_bytes}; ask for less, or "
                 "raise ar_diffusion_height and ar_diffusion_width, max_num_seqs or "
                 "gpu_memory_fraction"
             )
