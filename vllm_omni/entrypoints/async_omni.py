@@ -5,29 +5,17 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
 
 from vllm_omni.config.devices import detect_platform
 from vllm_omni.config.resolve import resolve
-from vllm_omni.engine.session import ChunkReady, Ended, EndReason, SessionEvent
+from vllm_omni.engine.session import ChunkReady, Ended, EndReason
 from vllm_omni.entrypoints.engine_client import EngineClient
+from vllm_omni.entrypoints.event_queue import EventQueue
 from vllm_omni.entrypoints.interactions import parse_interaction
 from vllm_omni.entrypoints.outputs import ClipCollector, chunk_output
 from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
-
-
-@dataclass(frozen=True, slots=True)
-class _Rollout:
-    """A session that a generator reads.
-
-    Attributes:
-        events: filled on the engine's thread through the loop.
-    """
-
-    session_id: str
-    events: asyncio.Queue[SessionEvent]
 
 
 class AsyncOmni:
@@ -63,7 +51,7 @@ class AsyncOmni:
             model_name=model,
             warm_up=deploy_config is not None,
         )
-        self._rollouts: dict[str, _Rollout] = {}
+        self._session_ids: dict[str, str] = {}
         self._client.engine.start()
 
     @property
@@ -89,20 +77,15 @@ class AsyncOmni:
         """
         params = _single_params(sampling_params, sampling_params_list)
         request_id = request_id or f"video-{uuid.uuid4().hex}"
-        if request_id in self._rollouts:
-            raise InvalidRequestError(f"request_id {request_id!r} is running")
         request = await asyncio.to_thread(self._client.parse, prompt, params)
+        if request_id in self._session_ids:
+            raise InvalidRequestError(f"request_id {request_id!r} is running")
         collector = None
         if not self._client.deployment.streaming_output:
             collector = ClipCollector(request, pil=params.output_type == "pil")
-        events: asyncio.Queue[SessionEvent] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def sink(event: SessionEvent) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-        session_id = self._client.engine.open(request, sink)
-        self._rollouts[request_id] = _Rollout(session_id, events)
+        events = EventQueue()
+        session_id = self._client.engine.open(request, events.put)
+        self._session_ids[request_id] = session_id
         try:
             while not isinstance(event := await events.get(), Ended):
                 if not isinstance(event, ChunkReady):
@@ -115,15 +98,17 @@ class AsyncOmni:
             if event.error is not None:
                 raise event.error
             if collector is not None and event.reason is EndReason.FINISHED:
-                yield collector.output(request_id, prompt, event.peak_bytes)
+                yield await asyncio.to_thread(
+                    collector.output, request_id, prompt, event.peak_bytes
+                )
         finally:
             self._client.engine.stop(session_id)
-            del self._rollouts[request_id]
+            del self._session_ids[request_id]
 
     async def abort(self, request_id: str) -> None:
         """End a request at its next chunk boundary; its generator ends without an error."""
-        if request_id in self._rollouts:
-            self._client.engine.stop(self._rollouts[request_id].session_id)
+        if request_id in self._session_ids:
+            self._client.engine.stop(self._session_ids[request_id])
 
     async def submit_interaction_async(
         self, request_id: str, interaction: Mapping[str, object]
@@ -140,10 +125,10 @@ class AsyncOmni:
             SessionClosedError: if no such request runs.
             InvalidRequestError: if the event cannot be applied.
         """
-        if request_id not in self._rollouts:
+        if request_id not in self._session_ids:
             raise SessionClosedError(f"no request {request_id!r} is running")
         event = parse_interaction(interaction)
-        self._client.engine.submit(self._rollouts[request_id].session_id, event)
+        self._client.engine.submit(self._session_ids[request_id], event)
         return event.event_id
 
     def shutdown(self) -> None:

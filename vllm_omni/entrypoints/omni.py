@@ -124,10 +124,14 @@ class Omni:
         if loop is None:
             raise InvalidRequestError("this Omni is closed; make a new one")
         rollout = self._omni.generate(prompt, params)
+        coming = asyncio.run_coroutine_threadsafe(_next(rollout), loop)
         try:
-            while output := asyncio.run_coroutine_threadsafe(_next(rollout), loop).result():
+            while output := coming.result():
                 yield output
+                coming = asyncio.run_coroutine_threadsafe(_next(rollout), loop)
         finally:
+            # An interrupted wait leaves the generator running, and only a resting one closes.
+            coming.cancel()
             asyncio.run_coroutine_threadsafe(rollout.aclose(), loop).result()
 
 

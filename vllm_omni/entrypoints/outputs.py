@@ -18,14 +18,18 @@ _LATENT_AXES = 5
 def chunk_output(
     request_id: str, session_id: str, prompt: object, event: ChunkReady
 ) -> OmniRequestOutput:
-    """One chunk of a stream."""
+    """One chunk of a stream.
+
+    Inside, the ids of session and request are the same: the caller's with a unique end.
+    """
+    unique_id = f"{request_id}-{session_id}"
     result, receipt = event.result, event.receipt
     latent = result.data.ndim == _LATENT_AXES
     payload = _tensor(result.data) if latent else result.data
     metadata = {
         "ar_diffusion": {
-            "session_id": session_id,
-            "request_id": session_id,
+            "session_id": unique_id,
+            "request_id": unique_id,
             "chunk_index": result.chunk_index,
             "applied_event_ids": list(receipt.applied),
         },

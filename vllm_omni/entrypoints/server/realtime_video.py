@@ -19,6 +19,7 @@ from vllm_omni.engine.session import (
     Waiting,
     WasReset,
 )
+from vllm_omni.entrypoints.event_queue import EventQueue
 from vllm_omni.entrypoints.interactions import interaction_of
 from vllm_omni.entrypoints.server.channel import (
     ClientGoneError,
@@ -84,7 +85,7 @@ class RealtimeVideoSession:
         self._state = state
         self._timers = timers
         self._engine = state.client.engine
-        self._events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+        self._events = EventQueue()
         self._resets: asyncio.Queue[SessionReset] = asyncio.Queue(_MAX_RESETS)
         self._request_id = f"video_stream-{uuid.uuid4().hex}"
         self._session_id: str | None = None
@@ -170,12 +171,7 @@ class RealtimeVideoSession:
             encoder.close()
 
     def _open(self, request: SessionRequest, options: SessionOptions) -> None:
-        loop = asyncio.get_running_loop()
-
-        def sink(event: SessionEvent) -> None:
-            loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-        self._session_id = self._engine.open(request, sink, options)
+        self._session_id = self._engine.open(request, self._events.put, options)
 
     async def _handle(
         self, event: SessionEvent, start: SessionStart, encoder: ChunkEncoder

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_omni.diffusion.geometry import pixel_frames_of
 from vllm_omni.diffusion.messages import SessionRequest
-from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened, SessionEvent
+from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened
+from vllm_omni.entrypoints.event_queue import EventQueue
 from vllm_omni.entrypoints.outputs import stage_seconds
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.entrypoints.server.http_errors import HttpRefusalError
@@ -102,9 +102,8 @@ class VideoRollout:
     def __init__(self, state: ServerState, request: VideoRequest) -> None:
         self.request = request
         self._state = state
-        self._events: asyncio.Queue[SessionEvent] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._session_id = state.client.engine.open(request.session, self._on_engine_thread)
+        self._events = EventQueue()
+        self._session_id = state.client.engine.open(request.session, self._events.put)
 
     def abandon(self) -> None:
         """End the session at its next chunk boundary; no error if it has ended."""
@@ -120,9 +119,6 @@ class VideoRollout:
             return await self._collect(progress)
         finally:
             self.abandon()
-
-    def _on_engine_thread(self, event: SessionEvent) -> None:
-        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def _collect(self, progress: Progress) -> FinishedVideo:
         session = self.request.session
