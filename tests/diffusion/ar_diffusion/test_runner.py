@@ -1,5 +1,6 @@
 """The runner frees a session on every way out and leaves the others alone."""
 
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -11,6 +12,7 @@ from tests.diffusion.models.lingbot_world.model_builders import (
     tiny_worker,
 )
 from vllm_omni.diffusion.messages import ChunkPlan
+from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
 from vllm_omni.errors import (
     DeviceOutOfMemoryError,
@@ -125,6 +127,24 @@ def test_running_out_of_device_memory_has_an_error_of_its_own(worker, place):
     with pytest.raises(DeviceOutOfMemoryError, match="chunk 1 of a ran out of device memory"):
         runner.run(ChunkPlan("a", 1), lambda _: None)
     assert runner.num_sessions == 0
+
+
+@pytest.mark.parametrize("kind", [InjectedError, torch.OutOfMemoryError])
+def test_who_holds_the_error_holds_no_activations(worker, kind, monkeypatch):
+    """A tensor that only frames of the traceback hold is free while the error is at hand."""
+    held = []
+
+    def fail(_block, x, *_args, **_kwargs):
+        held.append(weakref.ref(x))
+        raise kind("a test wants it")
+
+    runner = ChunkRunner(worker.pipeline, worker.platform)
+    runner.open("a", keys_request(1))
+    monkeypatch.setattr(LingBotWorldBlock, "forward", fail)
+    with pytest.raises((SessionFailedError, DeviceOutOfMemoryError)) as caught:
+        runner.run(ChunkPlan("a", 0), lambda _: None)
+    assert isinstance(caught.value.__cause__, kind)
+    assert [tensor() for tensor in held] == [None]
 
 
 def test_no_memory_to_open(worker):

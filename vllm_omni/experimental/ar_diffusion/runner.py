@@ -1,6 +1,7 @@
 """Runs chunks of many sessions on one rank and frees a session on every way out."""
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -86,11 +87,16 @@ class ChunkRunner:
 
     @contextmanager
     def _closing(self, session_id: str, step: str) -> Iterator[None]:
-        """The session boundary: whatever a step raises ends its session and no other."""
+        """The session boundary: whatever a step raises ends its session and no other.
+
+        A traceback holds the locals of every frame it passed, a chunk's activations among them,
+        for as long as somebody holds the error; so they are dropped here.
+        """
         try:
             yield
         except torch.OutOfMemoryError as error:
             self.close(session_id)
+            traceback.clear_frames(error.__traceback__)
             raise DeviceOutOfMemoryError(f"{step} ran out of device memory: {error}") from error
         except OmniError:
             self.close(session_id)
@@ -98,6 +104,7 @@ class ChunkRunner:
         except Exception as error:
             self.close(session_id)
             logger.exception("%s failed", step)
+            traceback.clear_frames(error.__traceback__)
             raise SessionFailedError(
                 f"{step} failed inside the model ({type(error).__name__})"
             ) from error
