@@ -219,6 +219,21 @@ def test_denoising_changes_no_committed_state(worker):
         session.close()
 
 
+def test_who_gets_latents_may_write_to_them(worker):
+    """Bitwise: the commit, which comes later, does not see what happens to a chunk's array."""
+    request, made = keys_request(2, output=OutputKind.LATENT), []
+
+    def deliver(result):
+        made.append(result.data.copy())
+        result.data.fill(0.0)
+
+    worker.open_session("s", request)
+    for chunk in range(2):
+        worker.run_chunk(ChunkPlan("s", chunk), deliver)
+    worker.close_session("s")
+    assert same(made, run_rollout(worker, request))
+
+
 def test_a_closed_session_refuses_everything(worker):
     session = worker.pipeline.open_session("s", keys_request(1))
     session.close()

@@ -59,7 +59,8 @@ class ChunkOutput:
         Every rank that decodes takes part in each of its exchanges.
         """
         if kind is OutputKind.LATENT:
-            return (clean.unsqueeze(0) if self.parallel.is_root else None), None
+            # A copy: the commit still reads the latents after whoever got them may write to them.
+            return (clean.unsqueeze(0).clone() if self.parallel.is_root else None), None
         if state is None:
             return None, None
         latent_width = clean.shape[-1]
