@@ -105,5 +105,5 @@ def test_an_interrupted_wait_ends_the_rollout_and_passes_on(monkeypatch: pytest.
             omni.generate(PROMPT, params())
 
 
-def _interrupt(timeout: float | None = None) -> None:
+def _interrupt() -> None:
     raise KeyboardInterrupt

@@ -75,7 +75,6 @@ def build_config(stage: EngineArguments, around: Surroundings) -> OmniDiffusionC
         chunk_timeout_s=stage.chunk_timeout_s,
         stage_init_timeout_s=stage.stage_init_timeout or 300.0,
         init_timeout_s=stage.init_timeout or 600.0,
-        log_stats=bool(stage.log_stats),
     )
 
 

@@ -83,9 +83,7 @@ class EngineArguments(StageSection):
     init_timeout: Positive | None = Field(
         default=None, description="seconds for the engine to start"
     )
-    log_stats: bool | None = Field(
-        default=None, description="log figures of the engine now and then"
-    )
+    log_stats: Annotated[bool | None, ignored("figures are at /metrics", quiet=[False])] = None
     strategy_config: Annotated[
         object, refused("give the parallel degrees themselves", neutral=[])
     ] = None

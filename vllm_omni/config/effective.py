@@ -75,7 +75,6 @@ def _stage_values(
         ("chunk_timeout_s", config.chunk_timeout_s),
         ("stage_init_timeout", config.stage_init_timeout_s),
         ("init_timeout", config.init_timeout_s),
-        ("log_stats", config.log_stats),
         *((f"env.{name}", value) for name, value in config.env.items()),
     )
 

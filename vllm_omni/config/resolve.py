@@ -35,6 +35,10 @@ from vllm_omni.diffusion.data import OmniDiffusionConfig, SamplingDefaults
 from vllm_omni.errors import ConfigError, ConfigTypeError
 
 STAGE_ORIGIN = "stage override"
+_REMOVED = {
+    "diffusion_batch_size": "max_num_seqs",
+    "log_requests": "--enable-log-requests of the server",
+}
 _STAGE_KEY = re.compile(r"stage_(\d+)_(\w+)")
 _TOP_KEYS = (
     "dtype",
@@ -209,9 +213,9 @@ def _split_overrides(overrides: Mapping[str, object]) -> tuple[Values, Values]:
     for key in ("stage_configs", "stage_configs_path"):
         if key in given:
             raise ConfigError(f"{key} was removed; pass the file as deploy_config")
-    for key in ("diffusion_batch_size", "log_requests"):
+    for key, instead in _REMOVED.items():
         if key in given:
-            raise ConfigTypeError(f"{key} is not an argument; use max_num_seqs or log_stats")
+            raise ConfigTypeError(f"{key} is not an argument; use {instead}")
     extras = given.pop("extras", {})
     if not isinstance(extras, Mapping):
         raise ConfigTypeError(f"extras must be a mapping, got {extras!r}")

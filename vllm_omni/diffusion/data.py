@@ -158,7 +158,7 @@ class OmniDiffusionConfig:
         chunk_timeout_s: limit of a chunk; ``None`` for ten times the slowest warm chunk, at
             least 60 s.
         stage_init_timeout_s: limit of the start of one worker.
-        init_timeout_s: limit of the start of the engine.
+        init_timeout_s: limit of the start of a server's engine, warm-up included.
     """
 
     model: str
@@ -189,7 +189,6 @@ class OmniDiffusionConfig:
     chunk_timeout_s: float | None = None
     stage_init_timeout_s: float = 300.0
     init_timeout_s: float = 600.0
-    log_stats: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (

@@ -26,7 +26,7 @@ from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.transport import uvicorn_config
 from vllm_omni.entrypoints.server.videos import videos_router
 from vllm_omni.entrypoints.server.web_page import web_page_routes
-from vllm_omni.errors import OmniError
+from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
@@ -129,8 +129,15 @@ class EngineServer(uvicorn.Server):
     async def _keep_engine(self) -> None:
         """Start the engine; raises what it ends with."""
         engine = self._state.client.engine
+        limit_s = self._state.client.deployment.config.init_timeout_s
         started = time.monotonic()
-        await asyncio.to_thread(engine.start)
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.to_thread(engine.start)
+        except TimeoutError:
+            raise WorkerFailedError(
+                f"the engine did not start within {limit_s:g} s (init_timeout)"
+            ) from None
         logger.info("ready after %.1f s", time.monotonic() - started)
         while engine.failure is None:
             await asyncio.sleep(_LAG_PERIOD_S)

@@ -19,6 +19,8 @@ from vllm_omni.errors import InvalidRequestError
 _FIELD = "image_reference.image_url"
 _MAX_REDIRECTS = 5
 _MAX_BYTES = 64 * 2**20
+_TRANSLATED = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2002::/16"))
+"""IPv6 addresses that lead to the IPv4 address inside them, a private one perhaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ class ImageSource:
             InvalidRequestError: for another scheme, an address that is not public, a redirect
                 where none is allowed, a server that fails, or a picture that is too large.
         """
-        scheme = url[:8].lower().partition(":")[0]
-        if scheme == "data":
+        scheme, colon, _ = url[:8].lower().partition(":")
+        if colon and scheme == "data":
             return url
         if scheme not in {"http", "https"}:
             raise InvalidRequestError("must be a data: or http(s) URL", field=_FIELD)
@@ -116,13 +118,21 @@ class ImageSource:
         addresses = [str(entry[4][0]) for entry in found]
         if not self.allowed_hosts:
             for address in addresses:
-                if not ipaddress.ip_address(address).is_global:
+                if not _is_public(address):
                     raise InvalidRequestError(
                         "the picture's host has an address that is not public "
                         "(--allowed-media-domains)",
                         field=_FIELD,
                     )
         return addresses[0]
+
+
+def _is_public(address: str) -> bool:
+    """Whether an address is of one host in the internet, by itself and by what it carries."""
+    found = ipaddress.ip_address(address)
+    if not found.is_global or found.is_multicast:
+        return False
+    return not any(found in network for network in _TRANSLATED if network.version == found.version)
 
 
 @lru_cache(maxsize=1)

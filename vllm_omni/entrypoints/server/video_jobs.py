@@ -12,12 +12,15 @@ import tempfile
 import time
 import uuid
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from vllm_omni import envs
+from vllm_omni.diffusion.messages import SourceImage
 from vllm_omni.entrypoints.server.http_errors import HttpRefusalError, message_of, status_of
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.video_rollout import FinishedVideo, VideoRequest, VideoRollout
@@ -31,6 +34,7 @@ MAX_JOBS = 1000
 """Jobs kept at once; the oldest that is over makes room for a new one."""
 MEDIA_TYPE = "video/mp4"
 _MIB = 2**20
+_NO_PICTURE = SourceImage(rgb=np.zeros((1, 1, 3), np.uint8))
 
 Order = Literal["asc", "desc"]
 
@@ -79,13 +83,20 @@ class VideoJob:
     def completed(self, file: Path, video: FinishedVideo) -> None:
         """Take the result."""
         # The pictures are in the file; only the figures stay in memory.
-        self.file, self.video = file, FinishedVideo(b"", *_figures(video))
-        self.status, self.progress, self.ended_at = VideoStatus.COMPLETED, 100, time.time()
+        self.file, self.video = file, replace(video, mp4=b"")
+        self.progress = 100
+        self._end(VideoStatus.COMPLETED)
 
     def failed(self, error: BaseException) -> None:
         """Take the reason why there will be no result."""
         self.failure = (status_of(error), message_of(error))
-        self.status, self.ended_at = VideoStatus.FAILED, time.time()
+        self._end(VideoStatus.FAILED)
+
+    def _end(self, status: VideoStatus) -> None:
+        # The first picture has done its work, and may have 50 MB.
+        session = replace(self.request.session, image=_NO_PICTURE)
+        self.request = replace(self.request, session=session)
+        self.status, self.ended_at = status, time.time()
 
     def to_json(self) -> dict[str, object]:
         """The job object."""
@@ -117,10 +128,6 @@ class VideoJob:
             "peak_memory_mb": None if video is None else video.peak_bytes / _MIB,
             "action": None,
         }
-
-
-def _figures(video: FinishedVideo) -> tuple[float, dict[str, float], int]:
-    return video.inference_s, video.stage_durations, video.peak_bytes
 
 
 class VideoJobs:
