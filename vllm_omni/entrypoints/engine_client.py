@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.diffusion.data import SamplingDefaults
@@ -73,16 +73,16 @@ def with_defaults(
 
     ``extra_args`` are merged key by key.
     """
-    given = dataclasses.asdict(defaults) if defaults else {}
-    extra: Mapping[str, object] = given.pop("extra_args")
+    asked = _values(params)
     fill = {
         name: value
-        for name, value in given.items()
-        if value is not None and vars_of(params)[name] == _UNTOUCHED[name]
+        for name, value in _values(defaults).items()
+        if name in _UNTOUCHED and value is not None and asked[name] == _UNTOUCHED[name]
     }
-    return dataclasses.replace(params, **fill, extra_args={**extra, **params.extra_args})
+    extra_args = {**defaults.extra_args, **params.extra_args}
+    return dataclasses.replace(params, **fill, extra_args=extra_args)
 
 
-def vars_of(params: OmniDiffusionSamplingParams) -> dict[str, object]:
+def _values(source: OmniDiffusionSamplingParams | SamplingDefaults) -> dict[str, Any]:
     """Field values by name, not copied."""
-    return {field.name: params.__getattribute__(field.name) for field in dataclasses.fields(params)}
+    return {field.name: source.__getattribute__(field.name) for field in dataclasses.fields(source)}

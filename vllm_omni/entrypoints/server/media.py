@@ -3,7 +3,6 @@
 Everything here is CPU work of tens of milliseconds per chunk: call it from a worker thread.
 """
 
-import io
 from fractions import Fraction
 
 import av
@@ -13,6 +12,7 @@ from av.video.frame import PictureType
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 from jaxtyping import UInt8
 
+from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.entrypoints.server import mp4_boxes
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 
@@ -137,28 +137,8 @@ class ChunkEncoder:
 
 
 def finished_mp4(fragments: bytes) -> bytes:
-    """One seekable MP4 with its index in front, from concatenated payloads of an encoder.
-
-    The coded pictures are copied, not encoded again.
-    """
-    target = io.BytesIO()
-
-    def open_again(_url: str, _flags: int, _options: dict[str, str]) -> io.BytesIO:
-        """What was written so far: FFmpeg reads it back to make room for the index."""
-        return io.BytesIO(target.getvalue())
-
-    with (
-        av.open(io.BytesIO(fragments), mode="r", format="mp4") as source,
-        av.open(
-            target, mode="w", format="mp4", options={"movflags": "faststart"}, io_open=open_again
-        ) as output,
-    ):
-        track = output.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(video=0):
-            if packet.dts is not None:
-                packet.stream = track
-                output.mux(packet)
-    return target.getvalue()
+    """One seekable MP4 with its index in front, from concatenated payloads of an encoder."""
+    return finalize_streaming_video_bytes(fragments)
 
 
 def _open_codec(

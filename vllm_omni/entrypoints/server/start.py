@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from vllm_omni.config.deploy import INFERENCE_STEPS
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions, parse_encoder_options
 from vllm_omni.entrypoints.server.wire import (
     NOT_BOOL,
@@ -21,7 +22,6 @@ from vllm_omni.errors import InvalidRequestError
 
 DEFAULT_FPS = 24.0
 """Playback rate and time base of interactions when a client names none."""
-INFERENCE_STEPS = 4
 _OWN_FIELDS = frozenset({"type", "format", "sampling_params", "extra_params"})
 _FIXED_LENGTH_PARAMS = ("action_path", "camera_action_script")
 

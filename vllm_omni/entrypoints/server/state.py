@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from vllm_omni.config.deploy import MAX_SEQUENCE_LENGTH
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_FRAMES
 from vllm_omni.diffusion.messages import SessionRequest
+from vllm_omni.diffusion.models.lingbot_world.request import NATIVE_FPS
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.interactions import MODALITIES
 from vllm_omni.entrypoints.server.image_source import ImageSource
@@ -21,9 +23,6 @@ from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
-
-NATIVE_FPS = 16.0
-MAX_PROMPT_TOKENS = 512
 
 Result = TypeVar("Result")
 
@@ -84,7 +83,7 @@ class ServerState:
             frames_first_chunk=FIRST_CHUNK_PIXEL_FRAMES,
             frames_per_chunk=CHUNK_PIXEL_FRAMES,
             native_fps=NATIVE_FPS,
-            max_prompt_tokens=MAX_PROMPT_TOKENS,
+            max_prompt_tokens=MAX_SEQUENCE_LENGTH,
             modalities=list(MODALITIES),
             max_sessions=self.client.engine.max_sessions,
         )

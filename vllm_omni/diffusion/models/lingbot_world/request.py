@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm_omni import envs
+from vllm_omni.config.deploy import INFERENCE_STEPS, MAX_SEQUENCE_LENGTH
 from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.geometry import (
     PIXELS_PER_TOKEN,
@@ -30,8 +31,6 @@ from vllm_omni.diffusion.models.lingbot_world.image import load_image
 from vllm_omni.errors import InvalidRequestError, UnsupportedParallelismError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-INFERENCE_STEPS = 4
-PROMPT_TOKENS = 512
 NATIVE_FPS = 16.0
 """Playback rate of requests that name none."""
 DEFAULT_AREA = 480 * 832
@@ -46,6 +45,7 @@ _TICK_KEYS = ("ar_diffusion_tick", "session_id", "reset", "close_session")
 _DEVICE = re.compile(r"(cpu|cuda|npu)(:\d{1,3})?")
 _MAX_FPS = 1000.0
 _MAX_FLOW_SHIFT = 1000.0
+_LENGTHS = "a rollout has 9 + 12k pixel frames (9, 21, 33, 45, ...)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def _check_fixed(params: OmniDiffusionSamplingParams) -> None:
     """Parameters that exist for other models and must have the one value that fits this one."""
     fixed = {
         "num_inference_steps": (params.num_inference_steps, INFERENCE_STEPS),
-        "max_sequence_length": (params.max_sequence_length, PROMPT_TOKENS),
+        "max_sequence_length": (params.max_sequence_length, MAX_SEQUENCE_LENGTH),
         "num_outputs_per_prompt": (params.num_outputs_per_prompt, 1),
     }
     for name, (value, needed) in fixed.items():
@@ -224,7 +224,13 @@ def _parse_length(num_frames: object, policy: RequestPolicy, *, unbounded: bool)
                 field="num_frames",
             )
         return None
+    if num_frames is None:
+        raise InvalidRequestError(f"is required: {_LENGTHS}, got nothing", field="num_frames")
     pixel_frames = integer(num_frames, "num_frames")
+    if pixel_frames == 1:
+        raise InvalidRequestError(
+            f"is required: {_LENGTHS}, got 1, which stands for none", field="num_frames"
+        )
     limit = min(MAX_CHUNKS, policy.max_chunks or MAX_CHUNKS)
     if pixel_frames > pixel_frames_of(limit):
         raise InvalidRequestError(
