@@ -82,7 +82,7 @@ def test_a_bad_request_leaves_it_usable(omni):
 def test_anything_later_closes_it(monkeypatch):
     made = Omni(str(tiny_checkpoint_dir()), device="cpu", dtype="float32")
 
-    def broken(**_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("injected")
 
     monkeypatch.setattr("vllm_omni.diffusion.models.lingbot_world.pipeline.commit", broken)
