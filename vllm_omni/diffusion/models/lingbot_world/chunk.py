@@ -38,14 +38,15 @@ def denoise(
     """
     _, _, height, width = condition.shape
     shape = {"channels": transformer.config.out_channels, "height": height, "width": width}
-    x = draw_noise(generator, device=condition.device, **shape)
+    # All at once: noise of the host that came between the probes would make the device wait.
+    noise = [draw_noise(generator, device=condition.device, **shape) for _ in schedule.sigmas]
+    x = noise[0]
     for index, sigma in enumerate(schedule.sigmas):
         flow = transformer(torch.cat((x.to(condition.dtype), condition)), steps[index], context)
         x = x - sigma * flow.float()
         if index + 1 < len(schedule.sigmas):
             following = schedule.sigmas[index + 1]
-            noise = draw_noise(generator, device=condition.device, **shape)
-            x = (1.0 - following) * x + following * noise
+            x = (1.0 - following) * x + following * noise[index + 1]
     return x
 
 
