@@ -77,6 +77,24 @@ def keep_results(state: ParallelState) -> bool:
     return torch.equal(first, copy)
 
 
+def meet_many_sizes(state: ParallelState) -> tuple[int, bool]:
+    """Buffers held after many sizes, and whether the first size still comes out right."""
+    exchange = UlyssesExchange(state.sequence)
+    for local_tokens in (*range(1, 40), 1):
+        x = whole(3, local_tokens, 2, state.sequence.rank, torch.float32)
+        there = exchange.tokens_to_heads(x, x, latent_frames=3)
+        back = exchange.heads_to_tokens(there[1], latent_frames=3)
+    return len(exchange._buffers), torch.equal(back, x)
+
+
+def test_ever_new_sizes_do_not_fill_the_memory():
+    for held, right in run_ranks(
+        meet_many_sizes, parallel=DiffusionParallelConfig(ulysses_degree=2)
+    ):
+        assert held == 32
+        assert right
+
+
 def test_results_are_memory_of_their_own():
     assert run_ranks(keep_results, parallel=DiffusionParallelConfig(ulysses_degree=2)) == [
         True,

@@ -15,12 +15,15 @@ from torch import Tensor
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic, TrafficKind
 
+_MOST_BUFFERS = 32
+"""Those of four sizes of video and more: a server may meet ever new ones."""
+
 
 class UlyssesExchange:
     """The exchanges of one rank; a rank that is alone hands its tensors back.
 
-    Send and receive buffers are allocated once per shape and reused; results are memory of
-    their own.
+    Send and receive buffers are allocated once per shape and reused, the oldest given up for a
+    new shape where there are many; results are memory of their own.
 
     Attributes:
         traffic: what was exchanged so far.
@@ -132,5 +135,7 @@ class UlyssesExchange:
     def _buffer(self, use: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         key = (use, like.dtype, shape)
         if key not in self._buffers:
+            if len(self._buffers) == _MOST_BUFFERS:
+                del self._buffers[next(iter(self._buffers))]
             self._buffers[key] = torch.empty(shape, dtype=like.dtype, device=like.device)
         return self._buffers[key]
