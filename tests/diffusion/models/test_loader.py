@@ -96,6 +96,15 @@ def test_problems_are_found_before_any_value_is_read(folder):
     assert all(torch.equal(p, before[name] + 1) for name, p in model.named_parameters())
 
 
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"weight_map": null}', '{"weight_map": ["a file"]}', "\xff"]
+)
+def test_an_index_that_is_none_is_named(folder, text):
+    index = folder / f"{FILE}.index.json"
+    index.write_text(text, encoding="latin1")
+    assert f"transformer/{index.name} must hold weight_map" in refused(folder)
+
+
 def test_a_long_list_is_cut(folder):
     save_file({"only": torch.zeros(1)}, folder / FILE)
     text = refused(folder)

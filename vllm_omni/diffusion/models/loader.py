@@ -35,18 +35,28 @@ def shard_files(directory: Path) -> tuple[Path, ...]:
     """Weight files of a component: the ones its index names, else its single file.
 
     Raises:
-        CheckpointError: if there are none, or a named one is missing.
+        CheckpointError: if there are none, a named one is missing, or the index is unreadable.
     """
     index = directory / _INDEX_FILE
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        files = tuple(directory / name for name in names)
+        files = tuple(directory / name for name in _indexed_names(index))
     else:
         files = (directory / _SINGLE_FILE,)
     missing = [f"{file.parent.name}/{file.name}" for file in files if not file.is_file()]
     if missing:
         raise CheckpointError(f"the checkpoint has no {', '.join(missing)}")
     return files
+
+
+def _indexed_names(index: Path) -> list[str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return sorted({str(name) for name in weight_map.values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{index.parent.name}/{index.name} must hold weight_map, from tensors to files; it "
+            f"cannot be read ({type(error).__name__}: {error})"
+        ) from error
 
 
 def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
