@@ -77,6 +77,21 @@ def test_shapes_that_do_not_divide(without_weights, degrees, changed, text):
         Worker(replace(config, model=str(without_weights)))
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"leased_post_attention": True, "geometry": None}, "ar_diffusion_height"),
+        ({"leased_post_attention": True, "enforce_eager": False}, "enforce_eager"),
+        ({"attention_backend": "npu_fusion"}, "torch_npu"),
+        ({"npu_quant": "w4"}, "lingbot_npu_quant: w8a8"),
+    ],
+)
+def test_settings_that_do_not_go_together(without_weights, changes, text):
+    config = tiny_config(DiffusionParallelConfig(), SIZE)
+    with pytest.raises(ConfigError, match=text):
+        Worker(replace(config, model=str(without_weights), **changes))
+
+
 def test_the_fixture_has_no_weights(without_weights):
     with pytest.raises((CheckpointError, OSError)):
         Worker(replace(tiny_config(DiffusionParallelConfig(), SIZE), model=str(without_weights)))

@@ -4,7 +4,6 @@ import torch
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
-from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.diffusion.models.lingbot_world.lease import LeaseSignature
 from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
     LeasedPostAttention,
@@ -34,16 +33,11 @@ def lease_signature(
     return LeaseSignature(tokens, transformer.config.dim, GATE_ROWS, device)
 
 
-def prepare_leases(
-    config: OmniDiffusionConfig,
-    transformer: CausalLingBotWorldTransformer3DModel,
-    platform: Platform,
-    device: torch.device,
-) -> LeasedPostAttention | None:
-    """Capture the graphs of the configured size; ``None`` where they are not asked for.
+def leased_geometry(config: OmniDiffusionConfig) -> VideoGeometry | None:
+    """Size that post-attention graphs are captured at; ``None`` where they are not asked for.
 
     Raises:
-        ConfigError: if the configuration does not go with them, or a capture fails.
+        ConfigError: if the configuration does not go with them, before any weight is read.
     """
     if not config.leased_post_attention:
         return None
@@ -57,16 +51,32 @@ def prepare_leases(
             "lingbot_npu_leased_post_attention captures one size before the first session; set "
             "ar_diffusion_height and ar_diffusion_width"
         )
+    return config.geometry
+
+
+def prepare_leases(
+    geometry: VideoGeometry | None,
+    transformer: CausalLingBotWorldTransformer3DModel,
+    platform: Platform,
+    device: torch.device,
+) -> LeasedPostAttention | None:
+    """Capture the graphs of a size; ``None`` for none.
+
+    Raises:
+        ConfigError: if the projections do not go with them, or a capture fails.
+    """
+    if geometry is None:
+        return None
     leases = LeasedPostAttention(
-        [block for block in transformer.blocks if isinstance(block, LingBotWorldBlock)],
+        transformer.layers,
         platform.graph_runtime(),
         LeaseOptions(provider_owners=(transformer.exchange,)),
     )
-    leases.prepare(lease_signature(transformer, config.geometry, device))
+    leases.prepare(lease_signature(transformer, geometry, device))
     logger.info(
         "captured %d post-attention graphs at %s with the %s runtime",
         leases.counters.captures,
-        config.geometry,
+        geometry,
         leases.runtime.name,
     )
     return leases

@@ -24,7 +24,7 @@ from vllm_omni.diffusion.models.lingbot_world.config import (
     read_json,
 )
 from vllm_omni.diffusion.models.lingbot_world.layer_parts import layer_parts
-from vllm_omni.diffusion.models.lingbot_world.lease_setup import prepare_leases
+from vllm_omni.diffusion.models.lingbot_world.lease_setup import leased_geometry, prepare_leases
 from vllm_omni.diffusion.models.lingbot_world.pipeline import (
     LingBotWorldCausalDMDPipeline,
     PipelineParts,
@@ -80,7 +80,7 @@ def load_pipeline(
     parallel: ParallelState,
     feed_forward: LinearMethod | None = None,
 ) -> LingBotWorldCausalDMDPipeline:
-    """Check everything, then read the weights of this rank.
+    """Check everything that needs no weights, then read those of this rank.
 
     Args:
         feed_forward: how the feed-forward linears are, instead of what the configuration says.
@@ -93,8 +93,7 @@ def load_pipeline(
     facts = read_checkpoint(model, config.kv_cache)
     config.parallel.check_heads(facts.transformer.num_attention_heads)
     config.parallel.check_feed_forward(facts.transformer.ffn_dim)
-    text = TextEncoder.load(model, dtype=dtype, device=device)
-    vae = load_vae(model, facts.vae, dtype=dtype, device=device)
+    leased = leased_geometry(config)
     parts = layer_parts(
         config,
         platform,
@@ -112,6 +111,8 @@ def load_pipeline(
         device=device,
         dtype=dtype,
     )
+    text = TextEncoder.load(model, dtype=dtype, device=device)
+    vae = load_vae(model, facts.vae, dtype=dtype, device=device)
     transformer = load_transformer(model, parts, device, linears)
     if not config.enforce_eager:
         compile_blocks(transformer)
@@ -128,7 +129,7 @@ def load_pipeline(
             device=device,
             dtype=dtype,
             linears=linears,
-            leases=prepare_leases(config, transformer, platform, device),
+            leases=prepare_leases(leased, transformer, platform, device),
         ),
         platform,
     )
