@@ -118,9 +118,9 @@ class KVCacheConfig:
     Attributes:
         gpu_memory_fraction: share of the memory that is free after loading, for all sessions.
             On CPU the pool is sized by ``max_num_seqs`` instead.
-        window_chunks: latent frames of the rolling part (the name is historical); ``None`` is
+        window_chunks: latent frames of the rolling part (not chunks, despite the name); ``None`` is
             the checkpoint's.
-        sink_chunks: latent frames that are kept for ever; 0 is the checkpoint's.
+        sink_chunks: latent frames that are kept for ever, likewise; 0 is the checkpoint's.
         page_tokens: tokens per page of the pool.
     """
 

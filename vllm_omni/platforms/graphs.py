@@ -105,16 +105,10 @@ class GraphInterface:
     Attributes:
         module: ``torch.cuda`` or its sibling of another device.
         new_graph: makes an empty graph.
-        graph: context manager that captures into one.
     """
 
     module: ModuleType
     new_graph: Callable[[], Replayable]
-
-    @property
-    def graph(self) -> Callable[..., object]:
-        """The capturing context manager."""
-        return self.module.graph
 
 
 class DeviceGraphRuntime:

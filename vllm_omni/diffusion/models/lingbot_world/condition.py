@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from vllm_omni.diffusion.geometry import VideoGeometry, chunk_pixel_frames
 from vllm_omni.diffusion.messages import SourceImage
+from vllm_omni.diffusion.models.lingbot_world.config import MASK_CHANNELS
 from vllm_omni.diffusion.models.lingbot_world.vae import EncoderState, WanVAE
 
-MASK_CHANNELS = 4
 _LARGEST_BYTE = 255
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH, SPATIAL_FACTOR
 from vllm_omni.errors import CheckpointError
 from vllm_omni.experimental.ar_diffusion.kv_cache.window import WindowLayout
 
 TRANSFORMER_CLASS = "CausalLingBotWorldTransformer3DModel"
 PIPELINE_CLASS = "LingBotWorldCausalDMDPipeline"
-CAMERA_CHANNELS = 6 * 8 * 8
+CAMERA_CHANNELS = 6 * SPATIAL_FACTOR * SPATIAL_FACTOR
 """Origin and direction of each pixel's ray, folded by the VAE's stride."""
 MASK_CHANNELS = 4
 

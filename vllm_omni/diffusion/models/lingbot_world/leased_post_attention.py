@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -248,11 +248,9 @@ class BlockLeases:
     controller: LeasedPostAttention
     layer: int
 
-    @contextmanager
-    def acquire(self, inputs: LeaseInputs) -> Iterator[Lease]:
+    def acquire(self, inputs: LeaseInputs) -> AbstractContextManager[Lease]:
         """See :meth:`LeasedPostAttention.acquire`."""
-        with self.controller.acquire(self.layer, inputs) as lease:
-            yield lease
+        return self.controller.acquire(self.layer, inputs)
 
 
 @contextmanager

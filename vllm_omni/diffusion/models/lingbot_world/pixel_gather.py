@@ -33,8 +33,8 @@ from vllm_omni.diffusion.models.lingbot_world.pixel_output import (
     to_uint8,
 )
 from vllm_omni.diffusion.models.lingbot_world.transfer_owners import TransferOwners
+from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS
 
-COLOURS = 3
 ROOT = 0
 """Group rank of the one that hands pixels out."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, TEMPORAL_FACTOR
 from vllm_omni.errors import CheckpointError
 from vllm_omni.logger import get_logger
 
@@ -10,10 +11,6 @@ logger = get_logger(__name__)
 
 CLASS_NAME = "AutoencoderKLWan"
 COLOURS = 3
-TEMPORAL_FACTOR = 4
-"""Pixel frames per latent frame, except the first of a session, which makes one."""
-SPATIAL_FACTOR = 8
-"""Pixels per latent row or column."""
 LEVELS = 4
 """Resolutions of the coder: three halvings make the factor of eight."""
 

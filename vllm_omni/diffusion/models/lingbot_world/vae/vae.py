@@ -11,13 +11,8 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
-from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.models.lingbot_world.vae.config import (
-    COLOURS,
-    SPATIAL_FACTOR,
-    TEMPORAL_FACTOR,
-    VaeConfig,
-)
+from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, TEMPORAL_FACTOR, VideoGeometry
+from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS, VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
     WHOLE_FRAME,
     Columns,
