@@ -176,6 +176,7 @@ async def test_a_running_id_is_taken(streaming):
     with pytest.raises(InvalidRequestError, match="'taken' is running"):
         await anext(streaming.generate(PROMPT, params(), "taken"))
     await outputs.aclose()
+    await wait_idle(streaming)
 
 
 @pytest.mark.parametrize(

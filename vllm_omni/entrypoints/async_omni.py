@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from vllm_omni.config.devices import detect_platform
 from vllm_omni.config.resolve import resolve
@@ -66,16 +66,24 @@ class AsyncOmni:
         request_id: str = "",
         *,
         sampling_params_list: list[OmniDiffusionSamplingParams] | None = None,
+        output_modalities: Sequence[str] | None = None,
     ) -> AsyncGenerator[OmniRequestOutput, None]:
         """Make one rollout: one output per chunk when streaming, else one for the clip.
 
         Leaving the generator early ends the session.
+
+        Args:
+            output_modalities: ``["video"]``, the only one there is, or ``None``.
 
         Raises:
             InvalidRequestError: before any model work.
             OmniError: what ended the session.
         """
         params = _single_params(sampling_params, sampling_params_list)
+        if output_modalities is not None and list(output_modalities) != ["video"]:
+            raise InvalidRequestError(
+                f'must be ["video"], got {output_modalities!r:.100}', field="output_modalities"
+            )
         request_id = request_id or f"video-{uuid.uuid4().hex}"
         request = await asyncio.to_thread(self._client.parse, prompt, params)
         if request_id in self._session_ids:

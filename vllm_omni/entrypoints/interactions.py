@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping
 
+from vllm_omni.diffusion.models.lingbot_world.request import normalise_prompt
 from vllm_omni.engine.camera_pose import parse_camera_payload
 from vllm_omni.engine.interactions import Interaction
 from vllm_omni.entrypoints.server.protocol import SessionInteraction
@@ -26,7 +27,7 @@ def interaction_of(message: SessionInteraction) -> Interaction:
     """Turn a well-formed wire message into an event that an engine can queue.
 
     Raises:
-        InteractionError: for a modality or a payload that this model does not take.
+        InvalidRequestError: for a prompt, a modality or a payload that this model does not take.
     """
     interaction = message.interaction
     payloads = interaction.event.multi_modal_data or {}
@@ -39,7 +40,7 @@ def interaction_of(message: SessionInteraction) -> Interaction:
     prompt = interaction.event.prompt
     return Interaction(
         event_id=interaction.event_id or uuid.uuid4().hex,
-        prompt=None if prompt is None else " ".join(prompt.split()),
+        prompt=None if prompt is None else normalise_prompt(prompt, field="event.prompt"),
         camera=parse_camera_payload(payloads["camera"]) if "camera" in payloads else None,
         transition_chunks=interaction.transition_chunks,
     )

@@ -123,20 +123,31 @@ class Omni:
         loop = self._loop
         if loop is None:
             raise InvalidRequestError("this Omni is closed; make a new one")
-        rollout = self._omni.generate(prompt, params)
-        coming = asyncio.run_coroutine_threadsafe(_next(rollout), loop)
+        reader = _Reader(self._omni.generate(prompt, params))
         try:
-            while output := coming.result():
+            while output := asyncio.run_coroutine_threadsafe(reader.next(), loop).result():
                 yield output
-                coming = asyncio.run_coroutine_threadsafe(_next(rollout), loop)
         finally:
-            # An interrupted wait leaves the generator running, and only a resting one closes.
-            coming.cancel()
-            asyncio.run_coroutine_threadsafe(rollout.aclose(), loop).result()
+            asyncio.run_coroutine_threadsafe(reader.close(), loop).result()
 
 
-async def _next(rollout: AsyncGenerator[OmniRequestOutput, None]) -> OmniRequestOutput | None:
-    return await anext(rollout, None)
+class _Reader:
+    """Reads an asynchronous generator step by step, from another thread than its loop's."""
+
+    def __init__(self, rollout: AsyncGenerator[OmniRequestOutput, None]) -> None:
+        self._rollout = rollout
+        self._step: asyncio.Task[object] | None = None
+
+    async def next(self) -> OmniRequestOutput | None:
+        self._step = asyncio.current_task()
+        return await anext(self._rollout, None)
+
+    async def close(self) -> None:
+        # An interrupted wait leaves a step behind, and only a resting generator closes.
+        if self._step is not None and not self._step.done():
+            self._step.cancel()
+            await asyncio.wait({self._step})
+        await self._rollout.aclose()
 
 
 def _paired(
@@ -160,4 +171,4 @@ def _paired(
 def _progress(outputs: Iterator[OmniRequestOutput], *, shown: bool) -> Iterator[OmniRequestOutput]:
     from tqdm import tqdm
 
-    return iter(tqdm(outputs, unit="output", disable=not shown))
+    return iter(tqdm(outputs, unit=" outputs", disable=not shown))

@@ -224,8 +224,9 @@ class VideoJobs:
 
     async def _run(self, job: VideoJob, rollout: VideoRollout) -> None:
         video = await rollout.collect(job.advanced)
-        file = await self._state.in_thread(self._store, f"{job.video_id}.mp4", video.mp4)
-        job.completed(file, video)
+        path = self._own_folder() / f"{job.video_id}.mp4"
+        await self._state.in_thread(_store, path, video.mp4)
+        job.completed(path, video)
 
     def _settle(self, job: VideoJob, rollout: VideoRollout, task: asyncio.Task[None]) -> None:
         """The one end of every job's task, however it ended."""
@@ -241,20 +242,12 @@ class VideoJobs:
             RETENTION_S, self._forget, job
         )
 
-    def _store(self, name: str, content: bytes) -> Path:
-        """Write a file that appears under its name only when it is complete."""
+    def _own_folder(self) -> Path:
+        """A folder of our own: nobody else can have put a link where we write."""
         if self._folder is None:
             Path(envs.storage_path()).mkdir(parents=True, exist_ok=True)
-            # A folder of our own: nobody else can have put a link where we write.
             self._folder = Path(tempfile.mkdtemp(prefix="videos-", dir=envs.storage_path()))
-        path = self._folder / name
-        part = path.with_suffix(".part")
-        try:
-            part.write_bytes(content)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-        return path
+        return self._folder
 
     def _forget(self, job: VideoJob) -> None:
         self._jobs.pop(job.video_id, None)
@@ -271,3 +264,13 @@ class VideoJobs:
         if over is None:
             raise HttpRefusalError(503, f"{MAX_JOBS} videos are being made; try again later")
         self._forget(over)
+
+
+def _store(path: Path, content: bytes) -> None:
+    """Write a file that appears under its name only when it is complete."""
+    part = path.with_suffix(".part")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

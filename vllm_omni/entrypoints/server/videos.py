@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
@@ -149,7 +150,7 @@ class SyncVideo:
             video = making.result()
             headers = {
                 "X-Request-Id": self._request_id,
-                "X-Model": model,
+                "X-Model": model if model.isascii() else quote(model),
                 "X-Inference-Time-S": f"{video.inference_s:.3f}",
                 "X-Stage-Durations": json.dumps(video.stage_durations),
                 "X-Peak-Memory-MB": f"{video.peak_bytes / _MIB:.3f}",
