@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -33,7 +32,6 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
     SourceImage,
 )
-from vllm_omni.diffusion.models.interface import RealtimePipeline
 from vllm_omni.diffusion.models.lingbot_world.load import load_pipeline
 from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
 from vllm_omni.diffusion.models.lingbot_world.session import LingBotSession
@@ -112,11 +110,9 @@ def make_report(
     pipeline = load_pipeline(
         config, platform=platform, device=device, parallel=ParallelState(), feed_forward=method
     )
-    budget = plan_kv_pool(
-        config, cast(RealtimePipeline, pipeline), platform, platform.free_bytes(device)
-    )
+    budget = plan_kv_pool(config, pipeline, platform, platform.free_bytes(device))
     spec = pipeline.kv_cache_spec()
-    pipeline.bind_pool(KVPool(spec, budget.num_pages, dtype=pipeline.parts.dtype, device=device))
+    pipeline.bind_pool(KVPool(spec, budget.num_pages, dtype=pipeline.dtype, device=device))
     session = pipeline.open_session(_SESSION, _request(config, num_chunks, scene, seed))
     pairs = [_chunk(pipeline, session, method, index) for index in range(num_chunks)]
     session.close()

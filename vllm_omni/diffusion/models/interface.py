@@ -1,10 +1,11 @@
 """What a worker asks of a world model; the engine above knows only the messages."""
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Shaped
 
+from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, SessionRequest
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
@@ -20,9 +21,12 @@ class LiveSession(Protocol):
         ...
 
 
+SessionT = TypeVar("SessionT", bound=LiveSession)
+
+
 @runtime_checkable
-class RealtimePipeline(Protocol):
-    """A model that makes a rollout chunk by chunk. Holds weights; sessions hold state."""
+class SizedModel(Protocol):
+    """What the KV pool is planned from."""
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the window KV on this rank."""
@@ -32,24 +36,44 @@ class RealtimePipeline(Protocol):
         """What a session of this size holds beside its KV window, in bytes on this rank."""
         ...
 
+
+@runtime_checkable
+class RealtimePipeline(SizedModel, Protocol[SessionT]):
+    """A model that makes a rollout chunk by chunk. Holds weights; sessions hold state."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the window KV."""
+        ...
+
+    @property
+    def traffic(self) -> ExchangeTraffic:
+        """What this rank has exchanged of the transformer's tokens."""
+        ...
+
     def bind_pool(self, pool: KVPool) -> None:
         """Use this pool for all sessions to come."""
         ...
 
-    def open_session(self, session_id: str, request: SessionRequest) -> LiveSession:
+    def open_session(self, session_id: str, request: SessionRequest) -> SessionT:
         """Allocate and prepare a session.
 
         Raises:
             OutOfKVMemoryError: if its window does not fit.
+            InvalidRequestError: if this rank cannot do what the request asks for.
         """
         ...
 
     def denoise_chunk(
-        self, session: LiveSession, plan: ChunkPlan
+        self, session: SessionT, plan: ChunkPlan
     ) -> tuple[Shaped[torch.Tensor, "..."] | None, ChunkTimings]:
         """Make the next chunk's output; ``None`` on ranks that hand out nothing."""
         ...
 
-    def commit_chunk(self, session: LiveSession) -> float:
+    def commit_chunk(self, session: SessionT) -> float:
         """Make the chunk part of the session's history; milliseconds that it took."""
+        ...
+
+    def release(self) -> None:
+        """Free what outlives the modules, such as process groups."""
         ...

@@ -2,7 +2,7 @@
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.models.interface import RealtimePipeline
+from vllm_omni.diffusion.models.interface import SizedModel
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import PoolBudget, plan_pool
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
@@ -14,7 +14,7 @@ DEFAULT_GEOMETRY = VideoGeometry(480, 832)
 
 
 def plan_kv_pool(
-    config: OmniDiffusionConfig, pipeline: RealtimePipeline, platform: Platform, free_bytes: int
+    config: OmniDiffusionConfig, pipeline: SizedModel, platform: Platform, free_bytes: int
 ) -> PoolBudget:
     """Pages for the sessions that the configuration allows and the memory admits.
 

@@ -13,6 +13,7 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
     WorkerReady,
 )
+from vllm_omni.diffusion.models.interface import LiveSession, RealtimePipeline
 from vllm_omni.diffusion.models.lingbot_world.config import PIPELINE_CLASS
 from vllm_omni.diffusion.registry import model_entry
 from vllm_omni.diffusion.worker.memory import plan_kv_pool
@@ -41,18 +42,14 @@ class Worker:
         self.is_alone = parallel.control.size == 1
         self.platform = create_platform(config.device)
         self.device = self.platform.device(local_rank)
-        self.pipeline = model_entry(PIPELINE_CLASS).load_loader()(
-            config,
-            platform=self.platform,
-            device=self.device,
-            parallel=parallel,
+        load_pipeline = model_entry(PIPELINE_CLASS).load_loader()
+        self.pipeline: RealtimePipeline[LiveSession] = load_pipeline(
+            config, platform=self.platform, device=self.device, parallel=parallel
         )
         free_bytes = self.platform.free_bytes(self.device)
         budget = plan_kv_pool(config, self.pipeline, self.platform, free_bytes)
         spec = self.pipeline.kv_cache_spec()
-        self.pool = KVPool(
-            spec, budget.num_pages, dtype=self.pipeline.parts.dtype, device=self.device
-        )
+        self.pool = KVPool(spec, budget.num_pages, dtype=self.pipeline.dtype, device=self.device)
         self.pipeline.bind_pool(self.pool)
         self.runner = ChunkRunner(self.pipeline, self.platform)
         self._agreement = Agreement(parallel.control)
@@ -67,7 +64,7 @@ class Worker:
     @property
     def traffic(self) -> ExchangeTraffic:
         """What this rank has exchanged of the transformer's tokens."""
-        return self.pipeline.parts.transformer.exchange.traffic
+        return self.pipeline.traffic
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
         """Open a session on all ranks, or on none.
@@ -109,6 +106,6 @@ class Worker:
         return self.platform.peak_bytes(self.device)
 
     def shutdown(self) -> None:
-        """Free all sessions and what the linears share with other ranks."""
+        """Free all sessions and what the model shares with other ranks."""
         self.runner.close_all()
-        self.pipeline.parts.linears.release()
+        self.pipeline.release()

@@ -29,7 +29,7 @@ Deliver = Callable[[ChunkResult], None]
 class ChunkRunner:
     """Sessions by id. A session that raises is closed; the others go on."""
 
-    def __init__(self, pipeline: RealtimePipeline, platform: Platform) -> None:
+    def __init__(self, pipeline: RealtimePipeline[LiveSession], platform: Platform) -> None:
         self._pipeline = pipeline
         self._platform = platform
         self._sessions: dict[str, LiveSession] = {}

@@ -299,6 +299,14 @@ def test_state_bytes_bound_what_a_session_holds(worker):
         session.close()
 
 
+def test_noise_of_a_device_that_is_not_there_is_refused_by_name(worker):
+    """The window that was taken before is given back."""
+    request, free = replace(keys_request(1), generator_device="npu"), worker.pool.pages.num_free
+    with pytest.raises(InvalidRequestError, match="generator_device: must be cpu here, got npu"):
+        worker.open_session("s", request)
+    assert worker.pool.pages.num_free == free
+
+
 def test_a_model_that_is_not_there_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"no .*/model_index\.json"):
         Worker(replace(tiny_config(), model=str(tmp_path)))

@@ -1,4 +1,8 @@
-"""Makes a rollout one chunk at a time: condition, camera, four probes, decode, commit."""
+"""Makes a rollout one chunk at a time: condition, camera, four probes, decode, commit.
+
+Each step takes the session's committed state and returns what follows from it; the new state is
+put in place by the last line of the commit.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear_backend import NATIVE, LinearBackend
 from vllm_omni.diffusion.messages import (
@@ -17,6 +22,7 @@ from vllm_omni.diffusion.messages import (
     PromptStep,
     SessionRequest,
 )
+from vllm_omni.diffusion.models.interface import RealtimePipeline
 from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow
 from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_track
 from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
@@ -42,7 +48,7 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
     ChunkContext,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
-from vllm_omni.errors import SessionClosedError
+from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.platforms import Platform
@@ -68,7 +74,7 @@ class PipelineParts:
     leases: LeasedPostAttention | None = None
 
 
-class LingBotWorldCausalDMDPipeline:
+class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
     """One model on one rank; any number of sessions, each with its own state."""
 
     def __init__(
@@ -78,6 +84,16 @@ class LingBotWorldCausalDMDPipeline:
         self.parts = parts
         self.platform = platform
         self._pool: KVPool | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and the window KV."""
+        return self.parts.dtype
+
+    @property
+    def traffic(self) -> ExchangeTraffic:
+        """What this rank has exchanged of the transformer's tokens."""
+        return self.parts.transformer.exchange.traffic
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the window KV; head counts come from the live modules."""
@@ -111,6 +127,7 @@ class LingBotWorldCausalDMDPipeline:
         Raises:
             OutOfKVMemoryError: if the window does not fit into the pool.
             UnsupportedParallelismError: if the Ulysses degree does not divide the size's tokens.
+            InvalidRequestError: if noise cannot be drawn where the request says.
         """
         if self._pool is None:
             raise SessionClosedError("the pipeline has no KV pool yet")
@@ -137,7 +154,8 @@ class LingBotWorldCausalDMDPipeline:
     ) -> tuple[Shaped[Tensor, "..."] | None, ChunkTimings]:
         """Make the next chunk's pixels or latents; the KV commit is a call of its own.
 
-        Writes the chunk's noisy keys and values into the window; nothing else changes.
+        Writes the chunk's noisy keys and values into the window and moves the generator on;
+        nothing else changes.
         """
         parts, before = session.parts, session.committed
         watch = ChunkStopwatch(self.platform, self.parts.device)
@@ -157,7 +175,7 @@ class LingBotWorldCausalDMDPipeline:
                 generator=parts.generator,
             )
         watch.lap("probes_ms")
-        output, decoder = self.parts.output.hand_out(clean, parts.request.output, before.decoder)
+        output, decoder = self.parts.output.hand_out(clean, parts.output, before.decoder)
         watch.lap("decode_ms")
         after = replace(
             before,
@@ -177,31 +195,33 @@ class LingBotWorldCausalDMDPipeline:
         Returns:
             Milliseconds of the commit forward.
         """
-        pending = session.pending
+        parts, pending = session.parts, session.pending
         watch = ChunkStopwatch(self.platform, self.parts.device)
         if not self.config.reuse_last_step_kv:
-            parts = session.parts
             with asking_for_restart(parts.leases, parts, session.committed, pending):
                 commit(
                     self.parts.transformer,
                     clean=pending.clean,
                     condition=pending.condition,
                     context=pending.context,
-                    step=session.parts.steps[-1],
+                    step=parts.steps[-1],
                 )
         watch.lap("commit_ms")
         session.commit()
         return watch.timings().commit_ms
+
+    def release(self) -> None:
+        """Free what the linears share with other ranks."""
+        self.parts.linears.release()
 
     def _session_parts(self, request: SessionRequest, geometry: VideoGeometry) -> SessionParts:
         device, dtype = self.parts.device, self.parts.dtype
         schedule = DmdSchedule.with_shift(
             self.parts.flow_shift if request.flow_shift is None else request.flow_shift
         )
-        generator = torch.Generator(request.generator_device or device)
         timesteps = (*schedule.timesteps, COMMIT_TIMESTEP)
         return SessionParts(
-            request=request,
+            output=request.output,
             geometry=geometry,
             schedule=schedule,
             steps=tuple(
@@ -211,9 +231,19 @@ class LingBotWorldCausalDMDPipeline:
                 self.parts.vae, prepare_image(request.image, geometry, device, dtype), dtype
             ),
             cameras=create_camera_track(request, geometry, dtype=dtype, device=device),
-            generator=generator.manual_seed(request.seed),
+            generator=self._generator(request),
             leases=self._leases(geometry),
         )
+
+    def _generator(self, request: SessionRequest) -> torch.Generator:
+        place = request.generator_device or self.parts.device
+        try:
+            return torch.Generator(place).manual_seed(request.seed)
+        except RuntimeError as error:
+            raise InvalidRequestError(
+                f"must be {' or '.join(sorted({'cpu', self.parts.device.type}))} here, got {place}",
+                field="generator_device",
+            ) from error
 
     def _leases(self, geometry: VideoGeometry) -> LeasedPostAttention | None:
         """Decide once whether a session uses the post-attention graphs."""

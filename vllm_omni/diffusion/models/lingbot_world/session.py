@@ -7,7 +7,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
-from vllm_omni.diffusion.messages import SessionRequest
+from vllm_omni.diffusion.messages import OutputKind
 from vllm_omni.diffusion.models.lingbot_world.attention import TextKV
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
 from vllm_omni.diffusion.models.lingbot_world.camera_track import CameraState, CameraTrack
@@ -75,12 +75,13 @@ class SessionParts:
     """What stays the same for the whole session.
 
     Attributes:
+        output: what each chunk hands out.
         steps: embedded timesteps of the four probes and the commit.
         generator: draws all noise of the session.
         leases: post-attention graphs; ``None`` if the session runs without them.
     """
 
-    request: SessionRequest
+    output: OutputKind
     geometry: VideoGeometry
     schedule: DmdSchedule
     steps: tuple[TimeEmbedding, ...]
@@ -128,7 +129,10 @@ class LingBotSession:
         self._pending = pending
 
     def commit(self) -> None:
-        """Make the pending chunk part of the rollout: the only line that changes its state."""
+        """Make the pending chunk part of the rollout: the only line that moves its state.
+
+        The generator alone has moved on before, with the chunk's noise.
+        """
         self._committed, self._pending = self.pending.next_state, None
 
     def close(self) -> None:
