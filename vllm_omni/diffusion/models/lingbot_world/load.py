@@ -117,7 +117,6 @@ def load_pipeline(
     if not config.enforce_eager:
         compile_blocks(transformer)
     output = ChunkOutput(vae, parallel, pixel_gather(config, platform, parallel, device))
-    flow_shift = facts.flow_shift if config.flow_shift is None else config.flow_shift
     return LingBotWorldCausalDMDPipeline(
         config,
         PipelineParts(
@@ -125,7 +124,7 @@ def load_pipeline(
             transformer=transformer,
             vae=vae,
             output=output,
-            flow_shift=flow_shift,
+            flow_shift=facts.flow_shift if config.flow_shift is None else config.flow_shift,
             device=device,
             dtype=dtype,
             linears=linears,
