@@ -191,6 +191,7 @@ async def test_a_running_id_is_taken(streaming):
     ],
 )
 async def test_bad_requests_are_refused_before_any_work(streaming, prompt, changes, words):
+    await wait_idle(streaming)
     with pytest.raises(InvalidRequestError, match=words):
         await anext(streaming.generate(prompt, params(**changes)))
     assert streaming.client.engine.num_sessions == 0

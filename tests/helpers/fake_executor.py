@@ -42,6 +42,7 @@ class FakeExecutor:
         open_ids: sessions that are open now.
         failures: ``(session ordinal, chunk index) -> error`` to raise once, before the pixels.
         gate: while cleared, chunks wait before they are made.
+        at_gate: set while one does.
         noise: pixels that do not compress, instead of flat ones.
     """
 
@@ -58,6 +59,7 @@ class FakeExecutor:
         self.failures: dict[tuple[int, int], BaseException] = {}
         self.gate = threading.Event()
         self.gate.set()
+        self.at_gate = threading.Event()
         self.started = 0
         self.shut_down = 0
         self._ordinals: dict[str, int] = {}
@@ -80,7 +82,10 @@ class FakeExecutor:
         if plan.session_id not in self.open_ids:
             raise SessionClosedError(plan.session_id)
         began_s = time.monotonic()
+        if not self.gate.is_set():
+            self.at_gate.set()
         assert self.gate.wait(60), "the test never opened the gate"
+        self.at_gate.clear()
         time.sleep(self.chunk_s)
         self.plans.append(plan)
         self.began_s.append(began_s)

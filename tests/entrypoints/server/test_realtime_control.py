@@ -180,10 +180,11 @@ class TestReset:
                 assert "being prepared" in (await client.expect("error"))["message"]
 
     async def test_resets_in_one_chunk_are_bounded_and_the_last_one_wins(self, server):
+        server.executor.gate.clear()
         async with socket_client(server.url) as client:
             await client.say(ENDLESS)
-            await client.chunk()
-            server.executor.gate.clear()
+            await client.expect("video.start")
+            assert await asyncio.to_thread(server.executor.at_gate.wait, 20)
             for seed in range(1, 1 + MAX_RESETS):
                 await client.say({"type": "session.reset", "seed": seed})
                 await client.say({"type": "session.ping"})

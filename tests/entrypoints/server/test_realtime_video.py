@@ -7,13 +7,22 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.local_server import MODEL, LocalServer, NoImages, local_server, wait_until
-from tests.helpers.socket_client import camera_event, picture_url, socket_client, start_message
+from tests.helpers.socket_client import (
+    SocketClient,
+    camera_event,
+    picture_url,
+    socket_client,
+    start_message,
+)
 from vllm_omni.entrypoints.server.realtime_video import Timers
 from vllm_omni.errors import DeviceOutOfMemoryError, WorkerFailedError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 QUICK = Timers(start=0.3, stall=0.6, poll=0.05)
+PINGED = Timers(stall=1.5, poll=0.05)
+PINGS, PING_GAP_S = 10, 0.4
+"""Together more than twice the stall limit."""
 
 
 @pytest.fixture
@@ -36,6 +45,14 @@ def unpainted_server():
 
 async def wait_idle(server: LocalServer) -> None:
     await asyncio.to_thread(wait_until, server.idle)
+
+
+async def keep_pinging(client: SocketClient) -> None:
+    """Say nothing but pings for longer than the stall limit."""
+    for _ in range(PINGS):
+        await asyncio.sleep(PING_GAP_S)
+        await client.say({"type": "session.ping"})
+        await client.expect("session.pong")
 
 
 class TestOrder:
@@ -269,20 +286,18 @@ class TestStall:
         quick_server.executor.gate.set()
         await wait_idle(quick_server)
 
-    async def test_a_ping_is_progress(self, quick_server):
-        quick_server.executor.gate.clear()
-        async with socket_client(quick_server.url) as client:
-            await client.say(start_message())
-            await client.expect("video.start")
-            for _ in range(6):  # three times as long as the stall limit
-                await asyncio.sleep(0.3)
-                await client.say({"type": "session.ping"})
-                await client.expect("session.pong")
-            quick_server.executor.gate.set()
-            assert (await client.rest())["chunks"] == 3
+    async def test_a_ping_is_progress(self):
+        with local_server(timers=PINGED) as server:
+            server.executor.gate.clear()
+            async with socket_client(server.url) as client:
+                await client.say(start_message())
+                await client.expect("video.start")
+                await keep_pinging(client)
+                server.executor.gate.set()
+                assert (await client.rest())["chunks"] == 3
 
     async def test_waiting_in_line_is_progress(self):
-        with local_server(FakeExecutor(), timers=QUICK) as server:
+        with local_server(timers=PINGED) as server:
             server.executor.gate.clear()
             async with socket_client(server.url) as running, socket_client(server.url) as waiting:
                 await running.say(start_message(num_frames=None, unbounded=True))
@@ -290,10 +305,7 @@ class TestStall:
                 await asyncio.to_thread(wait_until, lambda: server.executor.open_ids)
                 await waiting.say(start_message())
                 await waiting.expect("video.start")
-                for _ in range(6):  # three times as long as the stall limit
-                    await asyncio.sleep(0.3)
-                    await running.say({"type": "session.ping"})
-                    await running.expect("session.pong")
+                await keep_pinging(running)
                 server.executor.gate.set()
                 await running.say({"type": "session.stop"})
                 assert (await waiting.rest())["chunks"] == 3
