@@ -1,5 +1,9 @@
 """The MP4 holds every frame at its time, appears whole or not at all, and costs no memory."""
 
+import os
+import subprocess
+import sys
+
 import av
 import numpy as np
 import psutil
@@ -61,6 +65,31 @@ def test_an_error_leaves_the_earlier_file_and_nothing_else(tmp_path):
         _write_and_fail(writer)
     assert [item.name for item in tmp_path.iterdir()] == ["video.mp4"]
     assert path.read_bytes() == b"earlier"
+
+
+_WRITE_BLOCKS = """
+import sys
+from pathlib import Path
+import numpy as np
+from vllm_omni.diffusion.utils.video_writer import VideoWriter
+blocks = np.random.default_rng(0).integers(0, 256, (45, 8, 12, 3), dtype=np.uint8)
+with VideoWriter(Path(sys.argv[1]), fps=16, width=96, height=64) as writer:
+    writer.write(blocks.repeat(8, axis=1).repeat(8, axis=2))
+"""
+
+
+def test_the_same_pixels_make_the_same_file(tmp_path):
+    """Bitwise, whatever stands in the memory that the encoder is given (glibc fills it here)."""
+    files = [tmp_path / name for name in ("0", "1", "170")]
+    for file in files:
+        environment = {**os.environ, "MALLOC_PERTURB_": file.name}
+        subprocess.run(
+            [sys.executable, "-c", _WRITE_BLOCKS, str(file)],
+            env=environment,
+            check=True,
+            timeout=60,
+        )
+    assert len({file.read_bytes() for file in files}) == 1
 
 
 def test_no_frame_no_file(tmp_path):

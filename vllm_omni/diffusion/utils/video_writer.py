@@ -47,7 +47,10 @@ class VideoWriter:
             str(self._temporary), "w", format="mp4", options={"movflags": "+faststart"}
         )
         rate = Fraction(fps).limit_denominator(1001)
-        self._stream = self._container.add_stream("libx264", rate=rate, options={"crf": str(crf)})
+        # Beside B-frames, x264's macroblock tree reads memory that nobody wrote: the same pixels
+        # would now and then make another file.
+        options = {"crf": str(crf), "x264-params": "mbtree=0"}
+        self._stream = self._container.add_stream("libx264", rate=rate, options=options)
         self._stream.width, self._stream.height = width, height
         self._stream.pix_fmt = "yuv420p"
         context = self._stream.codec_context
