@@ -79,11 +79,11 @@ def test_more_ranks_than_devices(real_size, monkeypatch):
     assert resolve(real_size, overrides=overrides, platform="cpu").config.parallel.world_size == 4
 
 
-def test_several_ranks_do_not_fit_into_one_process(model):
-    with pytest.raises(ConfigError, match="one process cannot hold 2 ranks"):
-        resolve(model, overrides={"ulysses_degree": 2})
-    served = resolve(model, overrides={"ulysses_degree": 2}, executor="mp")
-    assert served.config.executor == "mp"
+def test_several_ranks_take_worker_processes_and_never_one(model):
+    assert resolve(model).config.executor == "inline"
+    for executor in ("inline", "mp"):
+        chosen = resolve(model, overrides={"ulysses_degree": 2}, executor=executor)
+        assert chosen.config.executor == "mp"
     for name in ("uni", "inline"):
         with pytest.raises(ConfigError, match="set distributed_executor_backend to mp"):
             resolve(

@@ -31,7 +31,7 @@ class Surroundings:
     Attributes:
         model: directory of the checkpoint.
         device: platform the ranks run on.
-        executor: used where the stage names none.
+        executor: used where the stage names none and one rank is enough.
     """
 
     model: Path
@@ -43,7 +43,8 @@ def build_config(stage: EngineArguments, around: Surroundings) -> OmniDiffusionC
     """Decide every default and refuse what the sections allow one by one but not together."""
     options = stage.model_options or ModelSection()
     parallel = build_parallel(stage)
-    backend = stage.distributed_executor_backend or around.executor
+    fitting = "mp" if parallel.world_size > 1 else around.executor
+    backend = stage.distributed_executor_backend or fitting
     return OmniDiffusionConfig(
         model=str(around.model),
         device=around.device,

@@ -98,7 +98,7 @@ def resolve(
         stage_overrides: ``{"0": {...}}``, as a mapping or as JSON.
         platform: ``cpu``, ``cuda`` or ``npu``, where no setting names a device.
         visible_devices: how many devices there are; ``None`` to find out.
-        executor: ``mp`` or ``inline``, where no setting names one.
+        executor: ``mp`` or ``inline``, where no setting names one; several ranks take ``mp``.
         source: what the overrides are called in messages.
 
     Raises:

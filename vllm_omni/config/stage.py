@@ -42,7 +42,9 @@ class StageSection(Section):
         description="auto, bfloat16, float16, float32; auto is bfloat16, float32 on CPU",
     )
     distributed_executor_backend: Literal["mp", "uni", "inline"] | None = Field(
-        default=None, description="mp: worker processes; uni or inline: in this process, one rank"
+        default=None,
+        description="mp: worker processes; uni or inline: in this process, one rank. By default mp "
+        "for a server or several ranks",
     )
     env: dict[str, str | int] | None = Field(
         default=None, description="environment of the workers; read before they start"

@@ -8,6 +8,7 @@ The camera path is a folder with ``poses.npy`` [F, 4, 4] (camera to world) and
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from vllm_omni import Omni
 from vllm_omni.diffusion.utils.video_writer import VideoWriter
+from vllm_omni.errors import ConfigError, OmniError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
@@ -70,18 +72,18 @@ def resolve_cli_paths(args: argparse.Namespace) -> LingBotPaths:
     """Check files and sizes before the engine starts.
 
     Raises:
-        ValueError: naming what is wrong and what is needed.
+        ConfigError: naming what is wrong and what is needed.
     """
     image = Path(args.image).expanduser()
     action_dir = Path(args.action_dir).expanduser().resolve()
     if not image.is_file():
-        raise ValueError(f"--image {args.image!r} is not a file")
+        raise ConfigError(f"--image {args.image!r} is not a file")
     if not action_dir.is_dir():
-        raise ValueError(f"--action-dir {args.action_dir!r} is not a folder")
+        raise ConfigError(f"--action-dir {args.action_dir!r} is not a folder")
     _check_geometry(args)
     camera_frames = _camera_frames(action_dir)
     if camera_frames < args.num_frames:
-        raise ValueError(
+        raise ConfigError(
             f"--num-frames {args.num_frames} needs as many poses, {action_dir.name} has "
             f"{camera_frames}"
         )
@@ -160,10 +162,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _check_geometry(args: argparse.Namespace) -> None:
     for name, side in (("--height", args.height), ("--width", args.width)):
         if side < PIXELS_PER_TOKEN or side % PIXELS_PER_TOKEN:
-            raise ValueError(f"{name} must be a positive multiple of 16, got {side}")
+            raise ConfigError(f"{name} must be a positive multiple of 16, got {side}")
     extra = args.num_frames - FIRST_CHUNK_FRAMES
     if extra < 0 or extra % CHUNK_FRAMES:
-        raise ValueError(
+        raise ConfigError(
             f"--num-frames must be 9 + 12k (three latent frames per chunk), got {args.num_frames}"
         )
     for name, degree in (
@@ -171,7 +173,7 @@ def _check_geometry(args: argparse.Namespace) -> None:
         ("--ulysses-degree", args.ulysses_degree),
     ):
         if degree < 1:
-            raise ValueError(f"{name} must be at least 1, got {degree}")
+            raise ConfigError(f"{name} must be at least 1, got {degree}")
 
 
 def _camera_frames(action_dir: Path) -> int:
@@ -179,18 +181,21 @@ def _camera_frames(action_dir: Path) -> int:
     for name, tail in (("poses", (4, 4)), ("intrinsics", (4,))):
         file = action_dir / f"{name}.npy"
         if not file.is_file():
-            raise ValueError(f"{action_dir.name} has no {file.name}")
+            raise ConfigError(f"{action_dir.name} has no {file.name}")
         shape = np.load(file, mmap_mode="r", allow_pickle=False).shape
         if shape[1:] != tail or not shape[0]:
-            raise ValueError(f"{file.name} must have shape [F, {', '.join(map(str, tail))}], got "
+            raise ConfigError(f"{file.name} must have shape [F, {', '.join(map(str, tail))}], got "
                              f"{list(shape)}")  # fmt: skip
         shapes[name] = shape[0]
     if shapes["poses"] != shapes["intrinsics"]:
-        raise ValueError(
+        raise ConfigError(
             f"poses.npy has {shapes['poses']} rows, intrinsics.npy {shapes['intrinsics']}"
         )
     return shapes["poses"]
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OmniError as error:
+        sys.exit(f"error: {error}")

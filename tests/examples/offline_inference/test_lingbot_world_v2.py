@@ -128,6 +128,17 @@ def test_a_run_writes_every_frame(
         assert video.streams.video[0].average_rate == 16
 
 
+def test_two_ranks_write_the_bytes_of_one(example: ModuleType, files: Path):
+    # Bitwise: Ulysses ranks reorder no sum.
+    videos = []
+    for degree in ("1", "2"):
+        out = files / f"{degree}.mp4"
+        more = ("--model", str(tiny_checkpoint_dir()), "--ulysses-degree", degree)
+        example.main(arguments(files, *more, "--num-frames", "21", "--output", str(out)))
+        videos.append(out.read_bytes())
+    assert videos[0] == videos[1]
+
+
 def test_a_failed_run_leaves_no_file(example: ModuleType, files: Path):
     out = files / "out.mp4"
     with pytest.raises(ValueError, match="model_index"):
