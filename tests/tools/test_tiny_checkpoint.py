@@ -114,6 +114,12 @@ def test_a_file_in_the_way_is_refused(tmp_path):
         write_tiny_checkpoint(target, force=True)
 
 
+def test_a_parent_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match=r"cannot make .*file: .*name another directory"):
+        write_tiny_checkpoint(tmp_path / "file" / "tiny")
+
+
 def test_force_replaces_an_earlier_tiny_checkpoint(tmp_path):
     target = write_tiny_checkpoint(tmp_path / "new" / "checkpoint")
     (target / "vae" / "config.json").write_text("{}")

@@ -16,7 +16,17 @@ class CudaPlatform:
     pool_from_free_memory = True
 
     def device(self, local_rank: int) -> torch.device:
-        """GPU ``local_rank`` among the visible ones."""
+        """GPU ``local_rank`` among the visible ones.
+
+        Raises:
+            ConfigError: if this torch sees no such GPU.
+        """
+        visible = torch.cuda.device_count()
+        if visible <= local_rank:
+            raise ConfigError(
+                f"rank {local_rank} needs device cuda, but torch {torch.__version__} sees "
+                f"{visible} GPUs; install a CUDA build of torch and its driver, or set device: cpu"
+            )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         return device

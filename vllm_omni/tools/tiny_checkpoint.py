@@ -67,10 +67,15 @@ def write_tiny_checkpoint(directory: Path, *, force: bool = False) -> Path:
         ``directory``.
 
     Raises:
-        ConfigError: if something else is in the way.
+        ConfigError: if something else is in the way, or its parent cannot be made.
     """
     _check_target(directory, force=force)
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make {directory.parent}: {error.strerror}; name another directory"
+        ) from error
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
         fresh = Path(scratch) / "fresh"
         _write_files(fresh)

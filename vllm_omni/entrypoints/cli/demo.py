@@ -107,6 +107,7 @@ def _load_model(out: Path) -> "Omni":
     omni = Omni(
         model=str(out / "model"),
         streaming_output=True,
+        device="cpu",  # on a machine with a GPU, too, whichever build of torch it has
         model_config={"lingbot_action_root": str(out / "camera")},
     )
     print(f"loaded the model in {time.perf_counter() - started:.1f} s")
