@@ -129,11 +129,18 @@ def scheduled_interactions(
     """
     by_time: dict[float, dict[str, object]] = {}
     for update in [*prompt_updates, *camera_updates]:
-        fields = by_time.setdefault(float(update["at"]), {})
+        fields = by_time.setdefault(_seconds(update), {})
         for name, value in _interaction_fields(update).items():
             if fields.setdefault(name, value) != value:
                 raise ValueError(f"two updates at {update['at']} s disagree about {name}")
     return [(at, _interaction(f"scheduled-{at:.3f}", by_time[at])) for at in sorted(by_time)]
+
+
+def _seconds(update: dict) -> float:
+    at = update.get("at")
+    if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at):
+        raise ValueError(f'an update needs "at", a number of seconds, got {update}')
+    return float(at)
 
 
 def _interaction_fields(update: dict) -> dict[str, object]:
@@ -324,6 +331,20 @@ async def run(args: argparse.Namespace, keyboard: int) -> Client:
 # ------------------------------------------------------------------ command line
 
 
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+
+
+def _updates(text: str) -> list[dict]:
+    updates = _json(text)
+    if not isinstance(updates, list) or not all(isinstance(update, dict) for update in updates):
+        raise argparse.ArgumentTypeError("needs a JSON list of objects")
+    return updates
+
+
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Flags of the command line."""
     parser = argparse.ArgumentParser(description="Client of live worlds.")
@@ -344,10 +365,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int)
     add("--flow-shift", type=float)
     add("--num-inference-steps", type=int)
-    add("--extra-params", type=json.loads, help="JSON object of model options")
-    add("--prompt-updates", type=json.loads, default=[],
+    add("--extra-params", type=_json, help="JSON object of model options")
+    add("--prompt-updates", type=_updates, default=[],
         help='JSON [{"at": seconds, "prompt": text, "transition_chunks": 3}]')  # fmt: skip
-    add("--camera-updates", type=json.loads, default=[],
+    add("--camera-updates", type=_updates, default=[],
         help='JSON [{"at": seconds, "actions": [keys]}], or "camera": {mode, data}')  # fmt: skip
     add("--live", action="store_true", help="steer with the keyboard of this terminal")
     add("--negative-prompt", help="no effect on this model, as are the flags below")

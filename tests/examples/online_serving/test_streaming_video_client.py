@@ -137,6 +137,15 @@ class TestMessages:
             example.scheduled_interactions([{"at": 1, "prompt": "a"}, {"at": 1, "prompt": "b"}], [])
         with pytest.raises(ValueError, match="needs prompt, actions or camera"):
             example.scheduled_interactions([], [{"at": 1}])
+        for at in ({}, {"at": "1"}, {"at": True}, {"at": float("nan")}):
+            with pytest.raises(ValueError, match='needs "at", a number of seconds'):
+                example.scheduled_interactions([], [{"actions": ["w"], **at}])
+
+    @pytest.mark.parametrize("text", ["[", '{"at": 1}', '["at"]'])
+    def test_updates_that_are_no_list_of_objects_are_bad_flags(self, text: str):
+        with pytest.raises(SystemExit) as caught:
+            example.parse_args(["--camera-updates", text])
+        assert caught.value.code == 2
 
 
 def test_keys_are_held_while_they_repeat():
