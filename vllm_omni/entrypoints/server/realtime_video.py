@@ -252,7 +252,8 @@ class RealtimeVideoSession:
         sampling = OmniDiffusionSamplingParams(
             height=params.height,
             width=params.width,
-            num_frames=params.num_frames if not params.unbounded else None,
+            # 1 is what the deployment's default fills in.
+            num_frames=None if params.unbounded else params.num_frames or 1,
             seed=params.seed,
             fps=params.fps,
             output_type="pil",
