@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
+from vllm_omni.diffusion.distributed.sp_plan import SequencePlan
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH, VideoGeometry
 from vllm_omni.diffusion.layers.embeddings import (
     PatchEmbedding,
@@ -68,6 +69,14 @@ class ChunkContext:
         for index, (camera, text, window) in enumerate(shared):
             leases = None if self.leases is None else self.leases.layer(index)
             yield LayerContext(camera, text, window, leases)
+
+
+SEQUENCE_PLAN = SequencePlan(
+    split=frozenset({"latent patches", "camera patches", "rotary tables"}),
+    gather=frozenset({"flow patches"}),
+)
+"""Everything between split and gather works on a rank's own tokens; see ``attention.py`` for the
+exchange of tokens for heads inside a layer."""
 
 
 class CausalLingBotWorldTransformer3DModel(nn.Module):
@@ -139,7 +148,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         self, camera: Float[Tensor, "384 latent_frames height width"]
     ) -> tuple[CameraModulation, ...]:
         """Modulation of every layer by the folded camera rays of a chunk."""
-        tokens = self.exchange.local_tokens(patchify(camera)).flatten(0, 1)
+        tokens = self._local("camera patches", patchify(camera)).flatten(0, 1)
         hidden = self.patch_embedding_wancamctrl(tokens)
         activated = nn.functional.silu(self.c2ws_hidden_states_layer1(hidden))
         hidden = hidden + self.c2ws_hidden_states_layer2(activated)
@@ -158,8 +167,9 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
             device=device,
         )
         local = (
-            self.exchange.local_tokens(
-                table.unflatten(0, (LATENT_FRAMES_PER_CHUNK, geometry.tokens_per_frame))
+            self._local(
+                "rotary tables",
+                table.unflatten(0, (LATENT_FRAMES_PER_CHUNK, geometry.tokens_per_frame)),
             ).flatten(0, 1)
             for table in (whole.cos, whole.sin)
         )
@@ -181,7 +191,8 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         for block, layer in zip(self.layers, context.layers(), strict=True):
             x = _run(block, x, time, layer)
         tokens = self.head(x, time).unflatten(0, (frames, -1))
-        return unpatchify(self.exchange.gather_tokens(tokens), height // PATCH, width // PATCH)
+        whole = SEQUENCE_PLAN.gather_tokens("flow patches", tokens, self.exchange)
+        return unpatchify(whole, height // PATCH, width // PATCH)
 
     def write_window(
         self,
@@ -200,7 +211,13 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
     def _embed(
         self, latents: Float[Tensor, "channels latent_frames height width"]
     ) -> Float[Tensor, "tokens dim"]:
-        return self.patch_embedding(self.exchange.local_tokens(patchify(latents))).flatten(0, 1)
+        patches = self._local("latent patches", patchify(latents))
+        return self.patch_embedding(patches).flatten(0, 1)
+
+    def _local(
+        self, name: str, x: Float[Tensor, "latent_frames tokens *rest"]
+    ) -> Float[Tensor, "latent_frames local_tokens *rest"]:
+        return SEQUENCE_PLAN.split_tokens(name, x, self.exchange)
 
 
 def _run(
