@@ -137,8 +137,7 @@ def scheduled_interactions(
 
 
 def _seconds(update: dict) -> float:
-    at = update.get("at")
-    if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at):
+    if type(at := update.get("at")) not in {int, float} or not math.isfinite(at):
         raise ValueError(f'an update needs "at", a number of seconds, got {update}')
     return float(at)
 
@@ -155,9 +154,8 @@ def _interaction_fields(update: dict) -> dict[str, object]:
         camera = update["camera"]
     else:
         raise ValueError(f"an update needs prompt, actions or camera, got {update}")
-    transition = update.get("transition_chunks")
-    fields: dict[str, object] = {"camera": camera}
-    return fields if transition is None else {**fields, "transition_chunks": transition}
+    given = {key: update[key] for key in update.keys() & {"transition_chunks"}}
+    return {"camera": camera, **given}
 
 
 def _interaction(event_id: str, fields: dict[str, object]) -> protocol.SessionInteraction:
@@ -331,18 +329,12 @@ async def run(args: argparse.Namespace, keyboard: int) -> Client:
 # ------------------------------------------------------------------ command line
 
 
-def _json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
-
-
-def _updates(text: str) -> list[dict]:
-    updates = _json(text)
-    if not isinstance(updates, list) or not all(isinstance(update, dict) for update in updates):
-        raise argparse.ArgumentTypeError("needs a JSON list of objects")
-    return updates
+def json_list(text: str) -> list[dict]:
+    """The updates of a flag."""
+    updates = json.loads(text)
+    if isinstance(updates, list) and all(isinstance(update, dict) for update in updates):
+        return updates
+    raise argparse.ArgumentTypeError("needs a JSON list of objects")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -365,10 +357,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int)
     add("--flow-shift", type=float)
     add("--num-inference-steps", type=int)
-    add("--extra-params", type=_json, help="JSON object of model options")
-    add("--prompt-updates", type=_updates, default=[],
+    add("--extra-params", type=json.loads, help="JSON object of model options")
+    add("--prompt-updates", type=json_list, default=[],
         help='JSON [{"at": seconds, "prompt": text, "transition_chunks": 3}]')  # fmt: skip
-    add("--camera-updates", type=_updates, default=[],
+    add("--camera-updates", type=json_list, default=[],
         help='JSON [{"at": seconds, "actions": [keys]}], or "camera": {mode, data}')  # fmt: skip
     add("--live", action="store_true", help="steer with the keyboard of this terminal")
     add("--negative-prompt", help="no effect on this model, as are the flags below")
