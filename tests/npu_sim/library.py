@@ -40,6 +40,7 @@ class Runtime:
 
     def forget_python(self) -> None:
         """At interpreter exit: work that is still queued is never run."""
+        self._library.sim_stop_watch()
         self._hook.value = None
 
     def mode(self, stream: int) -> int:

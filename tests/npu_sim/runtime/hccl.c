@@ -3,10 +3,15 @@
  * Every communicator is one shared segment: a header, an arena for each rank that the others read
  * between two barriers, and a mailbox for each ordered pair of ranks. A send fills its mailbox
  * and does not wait for the receiver, so that both directions of a pair can be under way.
+ *
+ * A real device goes on while its host sleeps. In deferred order a rank whose host waits for
+ * nothing would never come to its part of an exchange, so a thread watches the communicators: once
+ * others wait for this rank, it runs the stream that holds the exchange up to it, and no further.
  */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +20,7 @@
 #include <unistd.h>
 
 enum { MAX_RANKS = 16, NAME_BYTES = 64, ROOT_INFO_BYTES = 4108, MAX_GROUPED = 256 };
-enum { SPINS = 200, NAP_US = 100 };
+enum { SPINS = 20, NAP_US = 100, WATCH_US = 500, PATIENT_WATCHES = 4, MAX_COMMS = 32 };
 static const uint64_t HEADER_BYTES = 1ull << 20, ARENA_BYTES = 64ull << 20, MAIL_BYTES = 16ull << 20;
 static const double PATIENCE_MS = 120e3;
 
@@ -35,6 +40,7 @@ struct header {
     volatile int32_t attached, arrived, phase;
     volatile uint64_t sent[MAX_RANKS][MAX_RANKS], taken[MAX_RANKS][MAX_RANKS];
     volatile uint64_t bytes[MAX_RANKS][MAX_RANKS];
+    volatile int32_t wanted[MAX_RANKS]; /* how many wait for a rank to send, or to take */
     /* What each rank sends to each in the all-to-all under way: elements, and where they start. */
     uint64_t counts[MAX_RANKS][MAX_RANKS], starts[MAX_RANKS][MAX_RANKS];
 };
@@ -44,6 +50,10 @@ struct comm {
     struct header *header;
     char *base;
     char name[NAME_BYTES];
+    /* For the watch: jobs given out and begun, jobs under way, the stream of the latest. */
+    volatile int submitted, begun, inside;
+    struct stream *stream;
+    volatile int *awaited;
 };
 
 struct job {
@@ -225,7 +235,9 @@ static int send(struct job *j, uint64_t bytes)
     struct header *h = c->header;
     if (bytes > MAIL_BYTES)
         return TOO_LARGE;
+    __atomic_add_fetch(&h->wanted[j->peer], 1, __ATOMIC_SEQ_CST);
     AWAIT(h->sent[c->rank][j->peer] == h->taken[c->rank][j->peer], "send");
+    __atomic_sub_fetch(&h->wanted[j->peer], 1, __ATOMIC_SEQ_CST);
     memcpy(mailbox(c, c->rank, j->peer), j->send, bytes);
     h->bytes[c->rank][j->peer] = bytes;
     __atomic_add_fetch(&h->sent[c->rank][j->peer], 1, __ATOMIC_SEQ_CST);
@@ -236,7 +248,9 @@ static int receive(struct job *j, uint64_t bytes)
 {
     struct comm *c = j->comm;
     struct header *h = c->header;
+    __atomic_add_fetch(&h->wanted[j->peer], 1, __ATOMIC_SEQ_CST);
     AWAIT(h->sent[j->peer][c->rank] > h->taken[j->peer][c->rank], "receive");
+    __atomic_sub_fetch(&h->wanted[j->peer], 1, __ATOMIC_SEQ_CST);
     int error = h->bytes[j->peer][c->rank] == bytes ? OK : MISMATCH;
     if (!error)
         memcpy(j->receive, mailbox(c, j->peer, c->rank), bytes);
@@ -244,9 +258,17 @@ static int receive(struct job *j, uint64_t bytes)
     return error;
 }
 
+static void begin(struct comm *c)
+{
+    __atomic_add_fetch(&c->inside, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&c->begun, 1, __ATOMIC_SEQ_CST);
+}
+
 static int run_job(void *context, int taped)
 {
     struct job *j = context;
+    struct comm *c = j->comm;
+    begin(c);
     uint64_t element = ELEMENT_BYTES[j->type], bytes = j->count * element;
     int error = OK;
     switch (j->kind) {
@@ -262,10 +284,61 @@ static int run_job(void *context, int taped)
     if (error)
         fprintf(stderr, "simulated HCCL: %s failed with %d on rank %d\n", NAMES[j->kind], error,
                 j->comm->rank);
+    __atomic_sub_fetch(&c->inside, 1, __ATOMIC_SEQ_CST);
+    if (c->awaited)
+        *c->awaited = 1;
     if (!taped)
         free(j);
     return error;
 }
+
+/* ---- the watch ---- */
+
+static struct comm *comms[MAX_COMMS];
+static volatile int comm_count, watching;
+
+static int is_awaited(struct comm *c)
+{
+    struct header *h = c->header;
+    return !c->inside && c->submitted > c->begun && (h->arrived > 0 || h->wanted[c->rank] > 0);
+}
+
+/* Sees others wait a few times before it acts: the host may be about to wait itself. */
+static void *watch(void *unused)
+{
+    int seen[MAX_COMMS] = {0};
+    while (watching) {
+        usleep(WATCH_US);
+        for (int index = 0; index < comm_count; index++) {
+            struct comm *c = comms[index];
+            seen[index] = is_awaited(c) ? seen[index] + 1 : 0;
+            if (seen[index] < PATIENT_WATCHES)
+                continue;
+            volatile int done = 0;
+            c->awaited = &done;
+            sim_run_until(c->stream, &done);
+            c->awaited = NULL;
+            seen[index]--; /* its host sleeps, most likely: act sooner the next time */
+        }
+    }
+    return NULL;
+}
+
+static void watch_over(struct comm *c)
+{
+    pthread_t thread;
+    if (comm_count == MAX_COMMS)
+        return;
+    comms[comm_count] = c;
+    comm_count++;
+    if (!watching) {
+        watching = 1;
+        pthread_create(&thread, NULL, watch, NULL);
+        pthread_detach(thread);
+    }
+}
+
+API void sim_stop_watch(void) { watching = 0; }
 
 /* ---- grouped calls: all sends of a group go out before its first receive waits ---- */
 
@@ -278,6 +351,8 @@ static int submit(struct job job, struct stream *stream)
     struct job *j = malloc(sizeof *j);
     *j = job;
     sim_count(COLLECTIVES);
+    job.comm->stream = stream;
+    __atomic_add_fetch(&job.comm->submitted, 1, __ATOMIC_SEQ_CST);
     if (!depth)
         return sim_submit(stream, run_job, j);
     if (grouped_count == MAX_GROUPED)
@@ -337,6 +412,7 @@ API int HcclCommInitRootInfo(uint32_t size, const char *info, uint32_t rank, str
     AWAIT(c->header->attached >= c->size, "the start of a communicator");
     if (!rank)
         shm_unlink(c->name);
+    watch_over(c);
     *out = c;
     return OK;
 }

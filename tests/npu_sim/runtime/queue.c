@@ -11,6 +11,11 @@ enum { RUN_ONCE = 1, RUN_TAPED = 2, DROP = 3 };
 API int (*sim_kernel)(int how, uint64_t number) = NULL;
 API long sim_counters[COUNTERS];
 
+/* Of the interpreter in whose process this runs; missing in a process without one. */
+extern int PyGILState_Check(void) __attribute__((weak));
+extern void *PyEval_SaveThread(void) __attribute__((weak));
+extern void PyEval_RestoreThread(void *state) __attribute__((weak));
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;
 static struct stream default_stream;
@@ -51,13 +56,14 @@ static void append(struct item **first, struct item **last, struct item *item)
     *last = item;
 }
 
-/* Takes the next item of a stream that nobody else is running; NULL when there is none. */
-static struct item *take(struct stream *stream)
+/* Takes the next item of a stream once nobody else runs it; NULL when there is none, or when the
+ * goal was reached meanwhile: whoever ran the stream may be waiting for this thread by then. */
+static struct item *take(struct stream *stream, const volatile int *goal)
 {
     pthread_mutex_lock(&lock);
-    while (stream->busy)
+    while (stream->busy && !(goal && *goal))
         pthread_cond_wait(&idle, &lock);
-    struct item *item = stream->first;
+    struct item *item = goal && *goal ? NULL : stream->first;
     if (item) {
         stream->first = item->next;
         stream->busy = 1;
@@ -74,7 +80,7 @@ static void release(struct stream *stream)
     pthread_mutex_unlock(&lock);
 }
 
-static void run_until(struct stream *stream, struct mark *goal);
+static void run_until(struct stream *stream, const volatile int *goal);
 
 static void run_item(struct item *item)
 {
@@ -85,21 +91,31 @@ static void run_item(struct item *item)
         item->mark->time_ms = sim_now_ms();
         item->mark->passed = 1;
     } else if (!item->mark->passed) {
-        run_until(item->mark->stream, item->mark);
+        run_until(item->mark->stream, &item->mark->passed);
     }
 }
 
-/* Runs a stream until `goal` is passed, or until it is empty where there is no goal. */
-static void run_until(struct stream *stream, struct mark *goal)
+/* Runs a stream until `goal` is set, or until it is empty where there is no goal.
+ * Whoever waits here lets go of the interpreter: another thread may need it to run a kernel. */
+static void run_until(struct stream *stream, const volatile int *goal)
 {
+    int holds_interpreter = !draining && PyGILState_Check && PyGILState_Check();
+    void *state = holds_interpreter ? PyEval_SaveThread() : NULL;
     draining++;
     struct item *item;
-    while (!(goal && goal->passed) && (item = take(stream))) {
+    while ((item = take(stream, goal))) {
         run_item(item);
         release(stream);
         free(item);
     }
     draining--;
+    if (holds_interpreter)
+        PyEval_RestoreThread(state);
+}
+
+void sim_run_until(struct stream *stream, const volatile int *goal)
+{
+    run_until(the(stream), goal);
 }
 
 int sim_drain_all(void)
@@ -289,7 +305,7 @@ API int aclrtSynchronizeEvent(struct event *event)
     if (event->capture)
         return WHILE_CAPTURING;
     if (event->mark && !event->mark->passed)
-        run_until(event->mark->stream, event->mark);
+        run_until(event->mark->stream, &event->mark->passed);
     return failed;
 }
 

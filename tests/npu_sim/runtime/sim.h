@@ -25,7 +25,7 @@ enum {
 /* One recording of an event; the event may be recorded again while older ones are waited for. */
 struct mark {
     struct stream *stream;
-    int passed;
+    volatile int passed;
     double time_ms;
 };
 
@@ -69,4 +69,6 @@ int sim_current_device(void);
 int sim_submit(struct stream *stream, runner run, void *context);
 /* Waits, if deferred, for all work of all streams. */
 int sim_drain_all(void);
+/* Runs a stream until `goal` is set. */
+void sim_run_until(struct stream *stream, const volatile int *goal);
 int sim_any_capture(void);

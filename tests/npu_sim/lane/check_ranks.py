@@ -1,0 +1,67 @@
+"""Four ranks on four simulated devices make the worlds of four ranks on the CPU.
+
+The executor starts one process for each device; they exchange over HCCL, decode columns of the
+picture each and gather the pixels at the root. In late order every exchange that is not waited
+for would change bytes.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.helpers.sessions import make_rollout, small_request
+from tests.helpers.tiny import tiny_checkpoint_dir
+from tests.npu_sim.processes import TIMEOUT_S, environment
+from vllm_omni import envs
+from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
+from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
+from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.messages import OutputKind, PromptStep
+from vllm_omni.diffusion.models.lingbot_world.vae.convolution import ConvPath
+
+pytestmark = [
+    pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.npu,
+    pytest.mark.timeout(TIMEOUT_S),
+]  # fmt: skip
+
+RANKS, CHUNKS = 4, 4
+KINDS = (OutputKind.LATENT, OutputKind.UINT8)
+PROMPTS = {2: PromptStep("a frozen lake", 1.0)}
+
+
+def worlds(device_type: str, order: str) -> list[list[np.ndarray]]:
+    """The same world as latents and as pixels, its noise drawn on the host."""
+    config = OmniDiffusionConfig(
+        model=str(tiny_checkpoint_dir()), device=device_type, dtype="bfloat16", executor="mp",
+        geometry=VideoGeometry(64, 96), parallel=DiffusionParallelConfig(ulysses_degree=RANKS),
+        chunk_timeout_s=float(TIMEOUT_S),
+        devices=None if device_type == "cpu" else ",".join(map(str, range(RANKS))),
+    )  # fmt: skip
+    with envs.exported(environment(RANKS, order=order, vae_path=ConvPath.STACKED)):
+        executor = MultiprocExecutor(config)
+        executor.start()
+        try:
+            return [
+                make_rollout(
+                    executor,
+                    replace(small_request(num_chunks=CHUNKS, output=kind), generator_device="cpu"),
+                    prompts=PROMPTS,
+                )
+                for kind in KINDS
+            ]
+        finally:
+            executor.shutdown()
+
+
+@pytest.fixture(scope="module")
+def on_host():
+    return worlds("cpu", "eager")
+
+
+@pytest.mark.parametrize("order", ["eager", "deferred"])
+def test_four_devices_make_the_bytes_of_four_processes_on_the_cpu(on_host, order):
+    """Bitwise, latents and pixels."""
+    for here, there in zip(worlds("npu", order), on_host, strict=True):
+        assert [len(chunk) for chunk in here] == [len(chunk) for chunk in there]
+        assert all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
