@@ -20,7 +20,6 @@ from vllm_omni.engine.session import (
     Opened,
     SessionEvent,
     SessionOptions,
-    Waiting,
     WasReset,
 )
 from vllm_omni.engine.supervisor import WorkerSupervisor
@@ -100,9 +99,9 @@ def chunk_indices(events: list[SessionEvent]) -> list[int]:
 
 def test_a_rollout_opens_makes_its_chunks_and_ends(bench: Bench):
     events = bench.open().rest()
-    assert [type(event) for event in events] == [Waiting, Opened, *[ChunkReady] * 3, Ended]
+    assert [type(event) for event in events] == [Opened, *[ChunkReady] * 3, Ended]
     assert chunk_indices(events) == [0, 1, 2]
-    assert [event.last for event in events[2:5]] == [False, False, True]
+    assert [event.last for event in events[1:4]] == [False, False, True]
     assert events[-1] == Ended(EndReason.FINISHED, peak_bytes=4096)
     assert bench.executors[0].open_ids == []
     assert bench.executors[0].closed_total == 1

@@ -67,8 +67,9 @@ class Scheduler:
         self._placed.pop(session.session_id, None)
 
     def announce_positions(self) -> None:
-        """Tell every waiting session its place in the line."""
-        for position, session in enumerate(self._waiting.values(), start=1):
+        """Tell its place in the line to every session for which no place is free."""
+        free_places = max(self.max_sessions - len(self._placed), 0)
+        for position, session in enumerate(self.waiting[free_places:], start=1):
             session.emit(Waiting(position))
 
     def pick(self, now_s: float) -> EngineSession | None:
