@@ -5,6 +5,7 @@
 #   make soak    the long-run tests (1000 chunks)
 #   make serve-demo   a server with the tiny checkpoint and its web page on 127.0.0.1:8000
 #   make test-web     the tests of the web page, in a headless Chromium of the system
+#   make test-npu-sim the genuine torch_npu on a simulated runtime (gcc; an environment of its own)
 #   make test-vllm    the tests of the linears on vLLM, in an environment of their own (2.2 GB)
 
 PYTHON ?= python3
@@ -18,9 +19,13 @@ WORKERS ?= 2
 # vLLM pins other versions than the project runs with, so it has a folder of its own.
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
+# torch_npu must never be installed beside the torch that everything else is tested with.
+NPU_SIM_VENV ?= .venv-npu-sim
+NPU_SIM_STAMP := $(NPU_SIM_VENV)/.installed
 export OMP_NUM_THREADS = 1
 
 .PHONY: setup demo test check static unit soak serve-demo test-web vllm-env test-vllm clean
+.PHONY: npu-sim-env test-npu-sim
 
 setup: $(STAMP)
 
@@ -72,6 +77,21 @@ $(VLLM_STAMP): tests/vllm/requirements.txt pyproject.toml
 
 test-vllm: $(VLLM_STAMP)
 	VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest tests/vllm
+
+npu-sim-env: $(NPU_SIM_STAMP)
+
+# torch must not look for torch_npu by itself: without the simulated runtime it cannot be loaded.
+$(NPU_SIM_STAMP): export TORCH_DEVICE_BACKEND_AUTOLOAD = 0
+$(NPU_SIM_STAMP): tests/npu_sim/requirements.txt pyproject.toml
+	command -v gcc >/dev/null && command -v nm >/dev/null
+	test -x $(NPU_SIM_VENV)/bin/python || $(PYTHON) -m venv $(NPU_SIM_VENV)
+	$(NPU_SIM_VENV)/bin/python -m pip install --quiet -r tests/npu_sim/requirements.txt --editable .
+	@touch $@
+
+test-npu-sim: export TORCH_DEVICE_BACKEND_AUTOLOAD = 0
+test-npu-sim: $(NPU_SIM_STAMP)
+	$(NPU_SIM_VENV)/bin/python -m pytest tests/npu_sim/lane --noconftest -W default \
+	  -o python_files='check_*.py'
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -31,7 +31,7 @@ CONFIGS = ROOT / "benchmarks/lingbot_world/configs"
 BENCHMARK = ROOT / "benchmarks/lingbot_world/benchmark_lingbot_world_realtime.py"
 TINY = {"device": "npu", "model_config": {"ar_diffusion_height": 64, "ar_diffusion_width": 96}}
 """What the tiny checkpoint needs; the device is named because this machine has no nodes of it."""
-CHUNKS = 4
+CHUNKS = 2
 
 
 def variables(order: str) -> dict[str, str]:
