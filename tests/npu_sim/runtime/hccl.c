@@ -9,7 +9,7 @@
  * others wait for this rank, it runs the stream that holds the exchange up to it, and no further.
  */
 #define _GNU_SOURCE
-#include "sim.h"
+#include "hccl.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -19,55 +19,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MAX_RANKS = 16, NAME_BYTES = 64, ROOT_INFO_BYTES = 4108, MAX_GROUPED = 256 };
 enum { SPINS = 20, NAP_US = 100, WATCH_US = 500, PATIENT_WATCHES = 4, MAX_COMMS = 32 };
 static const uint64_t HEADER_BYTES = 1ull << 20, ARENA_BYTES = 64ull << 20, MAIL_BYTES = 16ull << 20;
 static const double PATIENCE_MS = 120e3;
 
-enum { TIMED_OUT = 9, TOO_LARGE = 6, MISMATCH = 5, NO_SEGMENT = 2 };
-enum kind { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND, RECEIVE, BARRIER };
 static const char *const NAMES[] = {
     "all-reduce", "broadcast", "all-gather", "reduce-scatter", "all-to-all", "send", "receive",
     "barrier",
 };
-enum reduction { SUM, PRODUCT, MAXIMUM, MINIMUM };
-/* Numbers of the element types, as HCCL numbers them. */
-enum type { INT8 = 0, INT16, INT32, FLOAT16, FLOAT32, INT64, UINT64, UINT8, UINT16, UINT32, FLOAT64,
-            BFLOAT16, TYPES };
 static const uint64_t ELEMENT_BYTES[TYPES] = {1, 2, 4, 2, 4, 8, 8, 1, 2, 4, 8, 2};
-
-struct header {
-    volatile int32_t attached, arrived, phase;
-    volatile uint64_t sent[MAX_RANKS][MAX_RANKS], taken[MAX_RANKS][MAX_RANKS];
-    volatile uint64_t bytes[MAX_RANKS][MAX_RANKS];
-    volatile int32_t wanted[MAX_RANKS]; /* how many wait for a rank to send, or to take */
-    /* What each rank sends to each in the all-to-all under way: elements, and where they start. */
-    uint64_t counts[MAX_RANKS][MAX_RANKS], starts[MAX_RANKS][MAX_RANKS];
-};
-
-struct comm {
-    int rank, size;
-    struct header *header;
-    char *base;
-    char name[NAME_BYTES];
-    /* For the watch: jobs given out and begun, jobs under way, the stream of the latest. */
-    volatile int submitted, begun, inside;
-    struct stream *stream;
-    volatile int *awaited;
-};
-
-struct job {
-    enum kind kind;
-    enum type type;
-    enum reduction reduction;
-    int peer;
-    struct comm *comm;
-    const void *send;
-    void *receive;
-    uint64_t count;
-    uint64_t send_counts[MAX_RANKS], send_starts[MAX_RANKS];
-    uint64_t receive_counts[MAX_RANKS], receive_starts[MAX_RANKS];
-};
 
 static char *arena(struct comm *c, int rank) { return c->base + HEADER_BYTES + rank * ARENA_BYTES; }
 
@@ -264,7 +224,7 @@ static void begin(struct comm *c)
     __atomic_add_fetch(&c->begun, 1, __ATOMIC_SEQ_CST);
 }
 
-static int run_job(void *context, int taped)
+int hccl_run_job(void *context, int taped)
 {
     struct job *j = context;
     struct comm *c = j->comm;
@@ -340,67 +300,14 @@ static void watch_over(struct comm *c)
 
 API void sim_stop_watch(void) { watching = 0; }
 
-/* ---- grouped calls: all sends of a group go out before its first receive waits ---- */
-
-static __thread int depth, grouped_count;
-static __thread struct job *grouped[MAX_GROUPED];
-static __thread struct stream *grouped_streams[MAX_GROUPED];
-
-static int submit(struct job job, struct stream *stream)
-{
-    struct job *j = malloc(sizeof *j);
-    *j = job;
-    sim_count(COLLECTIVES);
-    job.comm->stream = stream;
-    __atomic_add_fetch(&job.comm->submitted, 1, __ATOMIC_SEQ_CST);
-    if (!depth)
-        return sim_submit(stream, run_job, j);
-    if (grouped_count == MAX_GROUPED)
-        return TOO_LARGE;
-    grouped[grouped_count] = j;
-    grouped_streams[grouped_count++] = stream;
-    return OK;
-}
-
-API int HcclGroupStart(void)
-{
-    depth++;
-    return OK;
-}
-
-API int HcclGroupEnd(void)
-{
-    if (--depth)
-        return OK;
-    int error = OK;
-    for (int sends = 1; sends >= 0; sends--)
-        for (int index = 0; index < grouped_count; index++) {
-            struct job *j = grouped[index];
-            if (!j || (j->kind == SEND) != sends)
-                continue;
-            grouped[index] = NULL; /* it may be gone when this returns */
-            error |= sim_submit(grouped_streams[index], run_job, j);
-        }
-    grouped_count = 0;
-    return error;
-}
-
 /* ---- communicators ---- */
 
-API int HcclGetRootInfo(char *info)
-{
-    static int made;
-    memset(info, 0, ROOT_INFO_BYTES);
-    snprintf(info, NAME_BYTES, "/npu_sim_%d_%d", getpid(), made++);
-    return OK;
-}
-
-API int HcclCommInitRootInfo(uint32_t size, const char *info, uint32_t rank, struct comm **out)
+int hccl_meet_ranks(uint32_t size, const char *name, uint32_t rank, struct comm **out)
 {
     struct comm *c = calloc(1, sizeof *c);
     c->rank = (int)rank;
     c->size = (int)size;
-    snprintf(c->name, NAME_BYTES, "%s", info);
+    snprintf(c->name, NAME_BYTES, "%s", name);
     uint64_t bytes = HEADER_BYTES + size * ARENA_BYTES + (uint64_t)size * size * MAIL_BYTES;
     int file = shm_open(c->name, O_CREAT | O_RDWR, 0600);
     if (size > MAX_RANKS || file < 0 || ftruncate(file, (off_t)bytes))
@@ -415,127 +322,4 @@ API int HcclCommInitRootInfo(uint32_t size, const char *info, uint32_t rank, str
     watch_over(c);
     *out = c;
     return OK;
-}
-
-API int HcclCommInitRootInfoConfig(
-    uint32_t size, const char *info, uint32_t rank, const void *config, struct comm **out)
-{
-    return HcclCommInitRootInfo(size, info, rank, out);
-}
-
-API int HcclGetCommName(struct comm *c, char *name)
-{
-    strcpy(name, c->name + 1);
-    return OK;
-}
-
-API int HcclCommDestroy(struct comm *c) { return OK; }
-API uint32_t HcclGetCommConfigCapability(void) { return 0; }
-
-API int HcclGetCommAsyncError(struct comm *c, int *error)
-{
-    *error = OK;
-    return OK;
-}
-
-/* ---- entry points ---- */
-
-API int HcclAllReduce(const void *send, void *receive, uint64_t count, int type, int reduction,
-                      struct comm *c, struct stream *stream)
-{
-    return submit((struct job){.kind = ALL_REDUCE, .type = type, .reduction = reduction, .comm = c,
-                               .send = send, .receive = receive, .count = count}, stream);
-}
-
-API int HcclReduceScatter(const void *send, void *receive, uint64_t count, int type, int reduction,
-                          struct comm *c, struct stream *stream)
-{
-    return submit((struct job){.kind = REDUCE_SCATTER, .type = type, .reduction = reduction,
-                               .comm = c, .send = send, .receive = receive, .count = count}, stream);
-}
-
-API int HcclBroadcast(void *buffer, uint64_t count, int type, uint32_t root, struct comm *c,
-                      struct stream *stream)
-{
-    return submit((struct job){.kind = BROADCAST, .type = type, .comm = c, .peer = (int)root,
-                               .send = buffer, .receive = buffer, .count = count}, stream);
-}
-
-API int HcclAllGather(const void *send, void *receive, uint64_t count, int type, struct comm *c,
-                      struct stream *stream)
-{
-    return submit((struct job){.kind = ALL_GATHER, .type = type, .comm = c, .send = send,
-                               .receive = receive, .count = count}, stream);
-}
-
-API int HcclAlltoAllV(const void *send, const uint64_t *send_counts, const uint64_t *send_starts,
-                      int type, void *receive, const uint64_t *receive_counts,
-                      const uint64_t *receive_starts, int receive_type, struct comm *c,
-                      struct stream *stream)
-{
-    struct job job = {.kind = ALL_TO_ALL, .type = type, .comm = c, .send = send,
-                      .receive = receive};
-    for (int peer = 0; peer < c->size; peer++) {
-        job.send_counts[peer] = send_counts[peer];
-        job.send_starts[peer] = send_starts[peer];
-        job.receive_counts[peer] = receive_counts[peer];
-        job.receive_starts[peer] = receive_starts[peer];
-    }
-    return submit(job, stream);
-}
-
-API int HcclAlltoAll(const void *send, uint64_t send_count, int type, void *receive,
-                     uint64_t receive_count, int receive_type, struct comm *c,
-                     struct stream *stream)
-{
-    uint64_t sends[MAX_RANKS], send_at[MAX_RANKS], receives[MAX_RANKS], receive_at[MAX_RANKS];
-    for (int peer = 0; peer < c->size; peer++) {
-        sends[peer] = send_count;
-        send_at[peer] = send_count * peer;
-        receives[peer] = receive_count;
-        receive_at[peer] = receive_count * peer;
-    }
-    return HcclAlltoAllV(send, sends, send_at, type, receive, receives, receive_at, receive_type, c,
-                         stream);
-}
-
-API int HcclSend(const void *buffer, uint64_t count, int type, uint32_t peer, struct comm *c,
-                 struct stream *stream)
-{
-    return submit((struct job){.kind = SEND, .type = type, .comm = c, .peer = (int)peer,
-                               .send = buffer, .count = count}, stream);
-}
-
-API int HcclRecv(void *buffer, uint64_t count, int type, uint32_t peer, struct comm *c,
-                 struct stream *stream)
-{
-    return submit((struct job){.kind = RECEIVE, .type = type, .comm = c, .peer = (int)peer,
-                               .receive = buffer, .count = count}, stream);
-}
-
-API int HcclBarrier(struct comm *c, struct stream *stream)
-{
-    return submit((struct job){.kind = BARRIER, .comm = c}, stream);
-}
-
-struct transfer {
-    int receives;
-    void *buffer;
-    uint64_t count;
-    int type;
-    uint32_t peer;
-};
-
-API int HcclBatchSendRecv(struct transfer *transfers, uint32_t count, struct comm *c,
-                          struct stream *stream)
-{
-    HcclGroupStart();
-    for (uint32_t index = 0; index < count; index++) {
-        struct transfer *t = &transfers[index];
-        if (t->receives)
-            HcclRecv(t->buffer, t->count, t->type, t->peer, c, stream);
-        else
-            HcclSend(t->buffer, t->count, t->type, t->peer, c, stream);
-    }
-    return HcclGroupEnd();
 }
