@@ -246,7 +246,7 @@ class Engine:
             self._scheduler.announce_positions()
             self._count_sessions()
         self.metrics.queue_wait_s.observe(time.monotonic() - session.arrived_s)
-        session.emit(Opened())
+        session.emit(Opened(time.monotonic()))
         return True
 
     def _advance(self, session: EngineSession) -> None:

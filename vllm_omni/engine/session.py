@@ -53,7 +53,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The session got its place on the workers."""
+    """The session got its place on the workers, at ``time.monotonic()`` ``at_s``."""
+
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)

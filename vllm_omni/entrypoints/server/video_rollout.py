@@ -127,7 +127,7 @@ class VideoRollout:
         started_s = last_s = time.monotonic()
         while not isinstance(event := await self._events.get(), Ended):
             if isinstance(event, Opened):
-                started_s = time.monotonic()
+                started_s = event.at_s
                 progress(0.0)
             if isinstance(event, ChunkReady):
                 last_s = event.result.ready_s
