@@ -1,4 +1,4 @@
-"""Model class names and where their request parser and their loader are, imported lazily."""
+"""Model class names and where their loaders are, imported lazily."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,19 +10,13 @@ from vllm_omni.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """Dotted places of one model's two entrances.
+    """Dotted place of one model's entrance.
 
     Attributes:
-        parser: makes a validated request; imports no torch.
         loader: makes the pipeline of one rank.
     """
 
-    parser: str
     loader: str
-
-    def load_parser(self) -> Callable[..., Any]:
-        """Import and return the request parser."""
-        return _resolve(self.parser)
 
     def load_loader(self) -> Callable[..., Any]:
         """Import and return the pipeline loader."""
@@ -31,7 +25,6 @@ class ModelEntry:
 
 _MODELS = {
     "LingBotWorldCausalDMDPipeline": ModelEntry(
-        parser="vllm_omni.diffusion.models.lingbot_world.request:parse_request",
         loader="vllm_omni.diffusion.models.lingbot_world.load:load_pipeline",
     )
 }
