@@ -6,8 +6,9 @@ import av
 import numpy as np
 import pytest
 
+from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.entrypoints.server.encoder_options import PRESETS, TUNES, EncoderOptions
-from vllm_omni.entrypoints.server.media import ChunkEncoder, finished_mp4
+from vllm_omni.entrypoints.server.media import ChunkEncoder
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -152,8 +153,8 @@ def test_a_bit_rate_and_a_quality_take_effect():
 def test_the_finished_file_has_its_index_in_front_and_the_same_pictures():
     """Bitwise: the coded pictures are copied."""
     stream = b"".join(encoded(12.5))
-    finished = finished_mp4(stream)
-    assert finished == finished_mp4(stream)
+    finished = finalize_streaming_video_bytes(stream)
+    assert finished == finalize_streaming_video_bytes(stream)
     assert finished.index(b"moov") < finished.index(b"mdat")
     assert b"moof" not in finished
     before, after = decoded(stream), decoded(finished)

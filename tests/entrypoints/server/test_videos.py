@@ -24,7 +24,8 @@ from tests.helpers.videos import (
 )
 from vllm_omni.diffusion.executor import create_executor
 from vllm_omni.diffusion.messages import ChunkPlan, LiveCamera, OutputKind, ScriptedKeys
-from vllm_omni.entrypoints.server.media import ChunkEncoder, finished_mp4
+from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
+from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import DeviceOutOfMemoryError, SessionFailedError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
@@ -213,7 +214,7 @@ async def test_the_video_is_the_rollout_of_the_workers():
         executor.close_session("alone")
     encoder = ChunkEncoder(96, 64, 16)
     fragments = b"".join([*(encoder.encode(chunk) for chunk in chunks), encoder.finish()])
-    assert answer.content == finished_mp4(fragments)
+    assert answer.content == finalize_streaming_video_bytes(fragments)
     assert sum(len(chunk) for chunk in chunks) == len(frames_of(answer.content)) == 21
     assert float(answer.headers["x-peak-memory-mb"]) > 1
 

@@ -12,7 +12,6 @@ from av.video.frame import PictureType
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 from jaxtyping import UInt8
 
-from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.entrypoints.server import mp4_boxes
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 
@@ -134,11 +133,6 @@ class ChunkEncoder:
     def _require_open(self) -> None:
         if self._closed:
             raise ValueError("the encoder is closed")
-
-
-def finished_mp4(fragments: bytes) -> bytes:
-    """One seekable MP4 with its index in front, from concatenated payloads of an encoder."""
-    return finalize_streaming_video_bytes(fragments)
 
 
 def _open_codec(

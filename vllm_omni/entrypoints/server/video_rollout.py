@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from vllm_omni.diffusion.geometry import pixel_frames_of
 from vllm_omni.diffusion.messages import SessionRequest
+from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened
 from vllm_omni.entrypoints.event_queue import EventQueue
 from vllm_omni.entrypoints.outputs import stage_seconds
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.entrypoints.server.http_errors import HttpRefusalError
-from vllm_omni.entrypoints.server.media import ChunkEncoder, finished_mp4
+from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.errors import SessionClosedError
@@ -141,7 +142,7 @@ class VideoRollout:
         if event.reason is not EndReason.FINISHED:
             raise SessionClosedError("the session was stopped before its end")
         fragments += await self._state.in_thread(encoder.finish)
-        mp4 = await self._state.in_thread(finished_mp4, bytes(fragments))
+        mp4 = await self._state.in_thread(finalize_streaming_video_bytes, bytes(fragments))
         return FinishedVideo(mp4, last_s - started_s, durations, event.peak_bytes)
 
     async def _encode(self, encoder: ChunkEncoder, event: ChunkReady) -> bytes:
