@@ -28,7 +28,7 @@ pytestmark = [
 ALONE, TWO = DiffusionParallelConfig(), DiffusionParallelConfig(ulysses_degree=2)
 FOUR = DiffusionParallelConfig(ulysses_degree=4)
 EVEN, ODD = VideoGeometry(64, 96), VideoGeometry(64, 112)
-"""Twelve latent columns on two ranks; fourteen on four ranks, of which the last has two."""
+"""Twelve latent columns on two or four ranks; fourteen on four, of which the last has two."""
 CHUNKS = 4
 
 
@@ -39,7 +39,7 @@ def roll_in_modes(state: ParallelState, config, output: OutputKind) -> dict[str,
     }
 
 
-@pytest.mark.parametrize(("parallel", "size"), [(TWO, EVEN), (FOUR, ODD)])
+@pytest.mark.parametrize(("parallel", "size"), [(TWO, EVEN), (FOUR, EVEN), (FOUR, ODD)])
 def test_modes_agree_chunk_after_chunk(parallel, size):
     """Bitwise between modes; against one rank bitwise for even shares, else one level apart."""
     expected = roll(ParallelState(), tiny_config(ALONE, size), OutputKind.UINT8, CHUNKS)
@@ -57,7 +57,9 @@ def test_modes_agree_chunk_after_chunk(parallel, size):
         assert all(rollout.outputs == [] for rollout in rank.values())
 
 
-@pytest.mark.parametrize(("parallel", "size", "tolerance"), [(TWO, EVEN, 0.0), (FOUR, ODD, 2e-6)])
+@pytest.mark.parametrize(
+    ("parallel", "size", "tolerance"), [(TWO, EVEN, 0.0), (FOUR, EVEN, 0.0), (FOUR, ODD, 2e-6)]
+)
 def test_float_pixels(parallel, size, tolerance):
     """Bitwise for even shares; odd shares change the width that kernels see: 2e-6."""
     expected = roll(ParallelState(), tiny_config(ALONE, size), OutputKind.FLOAT, CHUNKS)
