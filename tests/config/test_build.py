@@ -100,6 +100,7 @@ def test_several_ranks_take_worker_processes_and_never_one(model):
         ({"model_config": {"lingbot_action_root": "/no/such"}}, "'/no/such' is not a directory"),
         ({"default_sampling_params": {"0": {"num_frames": 10}}}, "9, 21, 33, 45"),
         ({"default_sampling_params": {"0": {"height": 64, "width": 100}}}, "got 100"),
+        ({"default_sampling_params": {"0": {"generator_device": "cuda"}}}, "cpu or .* is cpu; got"),
         ({"engine_backend": "no.such.Engine"}, "cannot be imported"),
         ({"engine_backend": "pathlib.NoEngine"}, "cannot be imported"),
         ({"engine_backend": "word"}, "cannot be imported"),

@@ -202,11 +202,19 @@ def test_mappings_of_overrides_merge_deeply(model):
             "default_sampling_params": {"0": {"seed": 7, "extra_args": {"more": 1}}},
         },
     )
+    assert resolved.default_sampling_params.generator_device is None
     assert resolved.config.geometry == VideoGeometry(240, 320)
     assert resolved.config.kv_cache.gpu_memory_fraction == 0.6
     assert resolved.default_sampling_params.seed == 7
     assert resolved.default_sampling_params.num_inference_steps == 4
     assert resolved.default_sampling_params.extra_args == {"flow_shift": 5.0, "more": 1}
+
+
+@pytest.mark.parametrize("place", ["cpu", "npu"])
+def test_noise_may_be_drawn_on_the_host_or_on_the_device(model, place):
+    sampling = {"default_sampling_params": {"0": {"generator_device": place}}}
+    resolved = resolve(model, deploy_config=PACKAGED, overrides=sampling, platform="npu")
+    assert resolved.default_sampling_params.generator_device == place
 
 
 def test_false_overrides_true(model):

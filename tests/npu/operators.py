@@ -62,6 +62,23 @@ def _packed(query, key, value, scale, query_ends, key_ends):
     return output
 
 
+def npu_rotary_mul(input, r1, r2, *, rotary_mode="half", rotate=None):
+    """``input * r1 + turned * r2``; pairs are neighbours, or the same place in both halves."""
+    batch, tokens, heads, channels = input.shape
+    if {input.dtype, r1.dtype, r2.dtype} - {*_HALF, torch.float} or input.dtype != r1.dtype:
+        raise RuntimeError(f"input and tables share one dtype, got {input.dtype} and {r1.dtype}")
+    if channels >= 896 or channels % 2 or batch * heads >= 1000:
+        raise RuntimeError(f"{batch} x {heads} heads of {channels} channels are out of range")
+    if not r1.shape == r2.shape == (1, tokens, 1, channels) or rotate is not None:
+        raise RuntimeError(f"tables must be (1, {tokens}, 1, {channels}), got {tuple(r1.shape)}")
+    turned = torch.empty_like(input)
+    pairs = {"half": (slice(channels // 2), slice(channels // 2, None)),
+             "interleave": (slice(0, None, 2), slice(1, None, 2))}  # fmt: skip
+    first, second = pairs[rotary_mode]
+    turned[..., first], turned[..., second] = -input[..., second], input[..., first]
+    return torch.add(input.mul(r1), turned.mul(r2))
+
+
 def npu_dynamic_quant(input, *, quant_mode="pertoken", **unused):
     """One symmetric scale for each row."""
     if input.dtype not in _HALF or input.dim() < 2 or quant_mode != "pertoken":
@@ -97,5 +114,11 @@ def npu_format_cast(input, *_, **__):
 
 BODIES: dict[str, Callable] = {
     body.__name__: body
-    for body in (npu_fusion_attention, npu_dynamic_quant, npu_quant_matmul, npu_format_cast)
+    for body in (
+        npu_fusion_attention,
+        npu_rotary_mul,
+        npu_dynamic_quant,
+        npu_quant_matmul,
+        npu_format_cast,
+    )
 }

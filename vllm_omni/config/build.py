@@ -69,6 +69,7 @@ def build_config(stage: EngineArguments, around: Surroundings) -> OmniDiffusionC
         or options.lingbot_npu_pixel_output_mode
         or "auto",
         leased_post_attention=bool(options.lingbot_npu_leased_post_attention),
+        npu_rotary_mul=bool(options.lingbot_npu_rotary_mul),
         npu_quant=options.lingbot_npu_quant,
         npu_quant_scope=options.lingbot_npu_quant_scope or "ffn",
         npu_quant_weight_format=options.lingbot_npu_quant_weight_format or "nz",
@@ -99,14 +100,23 @@ def build_parallel(stage: EngineArguments) -> DiffusionParallelConfig:
 
 
 def build_sampling(
-    section: SamplingSection | None, parallel: DiffusionParallelConfig
+    section: SamplingSection | None, config: OmniDiffusionConfig
 ) -> SamplingDefaults:
-    """Defaults of requests, refused early where no request could use them."""
+    """Defaults of requests, refused early where no request could use them.
+
+    Raises:
+        ConfigError: naming the default.
+    """
     if section is None:
         return SamplingDefaults()
+    if section.generator_device not in {None, "cpu", config.device}:
+        raise ConfigError(
+            "default_sampling_params.generator_device must be cpu or the stage's device, which is "
+            f"{config.device}; got {section.generator_device}"
+        )
     try:
         if section.height is not None and section.width is not None:
-            parallel.check_geometry(VideoGeometry(section.height, section.width))
+            config.parallel.check_geometry(VideoGeometry(section.height, section.width))
         if section.num_frames is not None:
             chunks_of(section.num_frames)
     except InvalidRequestError as error:
@@ -121,6 +131,7 @@ def build_sampling(
         fps=section.fps,
         output_type=section.output_type,
         num_outputs_per_prompt=section.num_outputs_per_prompt,
+        generator_device=section.generator_device,
         extra_args=section.extra_args or {},
     )
 

@@ -143,6 +143,9 @@ class ModelSection(Section):
     lingbot_npu_leased_post_attention: bool | None = Field(
         default=None, description="replay captured graphs after attention"
     )
+    lingbot_npu_rotary_mul: bool | None = Field(
+        default=None, description="rotary embedding by the NPU's fused operator; false"
+    )
     lingbot_npu_quant: Literal["w8a8"] | None = Field(default=None, description="8-bit FFN: w8a8")
     lingbot_npu_quant_scope: Literal["ffn"] | None = Field(default=None, description="ffn")
     lingbot_npu_quant_weight_format: Literal["nz", "nd"] | None = Field(
@@ -202,6 +205,10 @@ class SamplingSection(Section):
         default=None, description="pil, np, latent"
     )
     num_outputs_per_prompt: Literal[1] | None = Field(default=None, description="only 1")
+    generator_device: Literal["cpu", "cuda", "npu"] | None = Field(
+        default=None,
+        description="where noise is drawn; null: the stage's device; cpu: the same on every kind",
+    )
     extra_args: dict[str, object] | None = Field(
         default=None, description="merged key by key with a request's; flow_shift among them"
     )

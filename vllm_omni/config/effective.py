@@ -101,6 +101,7 @@ def _model_values(config: OmniDiffusionConfig) -> tuple[tuple[str, object], ...]
         "lingbot_vae_decode_fast_path": config.vae_decode_fast_path,
         "lingbot_pixel_output_mode": config.pixel_output_mode,
         "lingbot_npu_leased_post_attention": config.leased_post_attention,
+        "lingbot_npu_rotary_mul": config.npu_rotary_mul,
         "lingbot_npu_quant": config.npu_quant,
         "lingbot_npu_quant_scope": config.npu_quant_scope,
         "lingbot_npu_quant_weight_format": config.npu_quant_weight_format,

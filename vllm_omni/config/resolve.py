@@ -128,7 +128,7 @@ def _finish(
     around = Surroundings(model=find_checkpoint(model), device=device, executor=host.executor)
     check_model_index(around.model)
     config = build_config(stage, around)
-    sampling = build_sampling(stage.default_sampling_params, config.parallel)
+    sampling = build_sampling(stage.default_sampling_params, config)
     visible = host.visible_devices
     if device != "cpu":
         visible = visible_device_count(device, config.devices) if visible is None else visible

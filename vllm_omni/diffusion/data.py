@@ -154,6 +154,7 @@ class OmniDiffusionConfig:
         executor: ``inline`` (this process, one rank) or ``mp`` (worker processes).
         quantization: method and options of vLLM's linears, empty for none.
         action_root: trusted root of recorded camera paths.
+        npu_rotary_mul: turn queries and keys by the device's fused operator.
         env: environment of the workers, set before they start.
         chunk_timeout_s: limit of a chunk; ``None`` for ten times the slowest warm chunk, at
             least 60 s.
@@ -182,6 +183,7 @@ class OmniDiffusionConfig:
     vae_decode_fast_path: str = "off"
     pixel_output_mode: str = "auto"
     leased_post_attention: bool = False
+    npu_rotary_mul: bool = False
     npu_quant: str | None = None
     npu_quant_scope: str = "ffn"
     npu_quant_weight_format: str = "nz"
@@ -226,4 +228,5 @@ class SamplingDefaults:
     fps: float | None = None
     output_type: str | None = None
     num_outputs_per_prompt: int | None = None
+    generator_device: str | None = None
     extra_args: Mapping[str, object] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import torch
 
 from vllm_omni.platforms.graphs import GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops
+from vllm_omni.platforms.rotary import RotaryMul
 
 
 @runtime_checkable
@@ -64,6 +65,14 @@ class Platform(Protocol):
 
     def int8_ops(self) -> Int8Ops:
         """Operators of 8-bit linears.
+
+        Raises:
+            ConfigError: if the platform has none.
+        """
+        ...
+
+    def rotary_mul(self) -> RotaryMul:
+        """The fused rotary operator.
 
         Raises:
             ConfigError: if the platform has none.

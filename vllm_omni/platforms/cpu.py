@@ -8,6 +8,7 @@ import torch
 
 from vllm_omni.platforms.graphs import EagerGraphRuntime, GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops, ReferenceInt8Ops
+from vllm_omni.platforms.rotary import ReferenceRotaryMul, RotaryMul
 
 _KIB = 1024
 _MEMINFO = Path("/proc/meminfo")
@@ -55,6 +56,10 @@ class CpuPlatform:
     def int8_ops(self) -> Int8Ops:
         """The arithmetic in plain torch."""
         return ReferenceInt8Ops()
+
+    def rotary_mul(self) -> RotaryMul:
+        """The arithmetic in plain torch."""
+        return ReferenceRotaryMul()
 
     def graph_runtime(self) -> GraphRuntime:
         """Calls instead of captures."""

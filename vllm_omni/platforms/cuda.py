@@ -5,6 +5,7 @@ import torch
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops
+from vllm_omni.platforms.rotary import RotaryMul
 
 
 class CudaPlatform:
@@ -67,6 +68,17 @@ class CudaPlatform:
         raise ConfigError(
             "lingbot_npu_quant has operators for device npu and a reference for cpu, got cuda; "
             "leave it out"
+        )
+
+    def rotary_mul(self) -> RotaryMul:
+        """None here.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "lingbot_npu_rotary_mul has an operator for device npu and a reference for cpu, got "
+            "cuda; leave it out"
         )
 
     def graph_runtime(self) -> GraphRuntime:

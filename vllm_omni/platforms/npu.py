@@ -10,6 +10,7 @@ from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.base import CompletionEvent
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops
+from vllm_omni.platforms.rotary import RotaryMul
 
 _FRACTAL_NZ = 29
 """Number of the tiled weight layout in the vendor's list of formats."""
@@ -86,9 +87,33 @@ class NpuPlatform:
         """The vendor's quantised matrix product."""
         return NpuInt8Ops(self._torch_npu)
 
+    def rotary_mul(self) -> RotaryMul:
+        """The vendor's fused operator."""
+        return NpuRotaryMul(self._torch_npu)
+
     def graph_runtime(self) -> GraphRuntime:
         """Captures by NPUGraph."""
         return DeviceGraphRuntime("npu", GraphInterface(self._npu, self._npu.NPUGraph))
+
+
+class NpuRotaryMul:
+    """Rotary embedding in one operator; see :class:`RotaryMul` for the arithmetic."""
+
+    name = "npu"
+    most_heads = 999
+    widest_head = 894
+
+    def __init__(self, torch_npu: ModuleType) -> None:
+        self._torch_npu = torch_npu
+
+    def __call__(
+        self,
+        x: Float[Tensor, "1 tokens heads head_dim"],
+        cos: Float[Tensor, "1 tokens 1 head_dim"],
+        sin: Float[Tensor, "1 tokens 1 head_dim"],
+    ) -> Float[Tensor, "1 tokens heads head_dim"]:
+        """One operator. The mode is always named: left out, halves would be paired."""
+        return self._torch_npu.npu_rotary_mul(x, cos, sin, rotary_mode="interleave")
 
 
 class NpuInt8Ops:

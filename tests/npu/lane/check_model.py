@@ -10,13 +10,14 @@ import torch
 
 from tests.helpers.sessions import small_request
 from tests.helpers.tiny import tiny_checkpoint_dir
-from tests.npu import python_device, standin
+from tests.npu import operators, python_device, standin
 from tests.npu.lane.device import device, operator_calls, platform
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan, OutputKind, PromptStep
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import ConvPath
 from vllm_omni.diffusion.worker.worker import Worker
+from vllm_omni.errors import ConfigError
 
 __all__ = ["device", "platform"]
 
@@ -90,9 +91,6 @@ def test_a_chunk_moves_its_pixels_and_nothing_else_to_the_host():
 
 @pytest.mark.usefixtures("platform")
 def test_an_unknown_attention_result_is_refused_before_serving(monkeypatch):
-    from tests.npu import operators
-    from vllm_omni.errors import ConfigError
-
     right = operators.BODIES["npu_fusion_attention"]
 
     def without_scale(*args, **kwargs):
@@ -101,6 +99,38 @@ def test_an_unknown_attention_result_is_refused_before_serving(monkeypatch):
     monkeypatch.setitem(operators.BODIES, "npu_fusion_attention", without_scale)
     with pytest.raises(ConfigError, match="attention backend npu_fusion is wrong on npu:0"):
         Worker(config("npu"))
+
+
+@pytest.mark.usefixtures("platform")
+def test_the_fused_rotary_operator_runs_behind_its_switch(monkeypatch):
+    """Bitwise: its body rounds every product, as torch's own operators do."""
+    monkeypatch.setattr(ConvPath, "choose", lambda *_: ConvPath.STACKED)
+    standin.calls.clear()
+    here = rollout(config("npu", npu_rotary_mul=True), OutputKind.LATENT)
+    assert all(np.array_equal(a, b) for a, b in zip(here, plain_host_latents(), strict=True))
+    check, *calls = operator_calls("npu_rotary_mul")
+    # A query and a key in each layer of four probes and a commit, whose last layer has keys alone.
+    assert len(calls) == CHUNKS * (2 * 5 * LAYERS - 1)
+    for call in (check, *calls):
+        given = call.arguments
+        assert (given["rotary_mode"], given["rotate"]) == ("interleave", None)
+        assert {given[name].device.type for name in ("input", "r1", "r2")} == {"npu"}
+    tokens, heads, channels = 3 * 24, 4, 16
+    for call in calls:
+        assert call.arguments["input"].shape == (1, tokens, heads, channels)
+        assert call.arguments["r1"].shape == (1, tokens, 1, channels)
+
+
+@pytest.mark.usefixtures("platform")
+def test_a_rotary_operator_that_pairs_halves_is_refused_before_serving(monkeypatch):
+    right = operators.BODIES["npu_rotary_mul"]
+
+    def halves(*args, **kwargs):
+        return right(*args, **kwargs | {"rotary_mode": "half"})
+
+    monkeypatch.setitem(operators.BODIES, "npu_rotary_mul", halves)
+    with pytest.raises(ConfigError, match="set lingbot_npu_rotary_mul: false"):
+        Worker(config("npu", npu_rotary_mul=True))
 
 
 @pytest.mark.usefixtures("platform")

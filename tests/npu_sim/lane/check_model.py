@@ -187,6 +187,18 @@ def test_an_unknown_attention_result_is_refused_before_serving(monkeypatch):
 
 
 @pytest.mark.usefixtures("order")
+def test_the_fused_rotary_operator_makes_the_same_world(monkeypatch):
+    """Bitwise: its body rounds every product, as torch's own operators do."""
+    monkeypatch.setattr(ConvPath, "choose", lambda *_: ConvPath.STACKED)
+    worker = Worker(config("npu", npu_rotary_mul=True))
+    made = rollout(worker, OutputKind.LATENT)
+    # A query and a key in each layer of four probes and a commit, whose last layer has keys alone.
+    assert len(operator_calls("npu_rotary_mul")) == CHUNKS * (2 * 5 * LAYERS - 1)
+    worker.shutdown()
+    assert same(made, on_host(OutputKind.LATENT))
+
+
+@pytest.mark.usefixtures("order")
 def test_quantised_feed_forward_linears_have_the_bytes_of_the_cpu_reference(monkeypatch):
     """Bitwise with the CPU reference in the same place."""
     monkeypatch.setattr(ConvPath, "choose", lambda *_: ConvPath.STACKED)

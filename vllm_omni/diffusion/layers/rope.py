@@ -5,6 +5,7 @@ axes temporal | height | width; each axis has the angle ``position / 10000^(2j /
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,10 +16,46 @@ _BASE = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class RotaryTables:
-    """Cosine and sine of each token of a chunk, shared by heads and layers."""
+    """Cosine and sine of each token of a chunk, shared by heads and layers.
 
-    cos: Float[Tensor, "tokens half_dim"]
-    sin: Float[Tensor, "tokens half_dim"]
+    A table has one column per pair of channels, or what a :class:`RotaryMethod` made of it.
+    """
+
+    cos: Float[Tensor, "tokens columns"]
+    sin: Float[Tensor, "tokens columns"]
+
+
+@runtime_checkable
+class RotaryMethod(Protocol):
+    """How channels are turned on a device."""
+
+    name: str
+
+    def prepare(self, tables: RotaryTables) -> RotaryTables:
+        """Lay out tables of one column per pair as :meth:`rotate` wants them; once per chunk."""
+        ...
+
+    def rotate(
+        self, x: Float[Tensor, "tokens heads head_dim"], tables: RotaryTables
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        """Turn every pair of channels by its token's angle; see :func:`apply_rotary`."""
+        ...
+
+
+class BroadcastRotary:
+    """torch's own operators, which broadcast the tables over heads."""
+
+    name = "broadcast"
+
+    def prepare(self, tables: RotaryTables) -> RotaryTables:
+        """The tables as they are."""
+        return tables
+
+    def rotate(
+        self, x: Float[Tensor, "tokens heads head_dim"], tables: RotaryTables
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        """See :func:`apply_rotary`."""
+        return apply_rotary(x, tables)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def test_rope_past_the_configured_length_follows_the_formula():
     """To one rounding: frames 1023 to 1025 straddle rope_max_seq_len and nothing changes there."""
     model = small_transformer()
     tables = model.rotary_tables(SMALL, 1023, torch.device("cpu"))
-    temporal = model.rotary.axis_dims[0]
+    temporal = model.rotary_positions.axis_dims[0]
     tokens = SMALL.tokens_per_frame
     for index, frame in enumerate((1023, 1024, 1025)):
         for pair in range(temporal // 2):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,7 @@ from vllm_omni.diffusion.layers.linear import (
     RowParallelLinear,
 )
 from vllm_omni.diffusion.layers.norm import RMSNormAcrossHeads
-from vllm_omni.diffusion.layers.rope import RotaryTables, apply_rotary
+from vllm_omni.diffusion.layers.rope import BroadcastRotary, RotaryMethod, RotaryTables
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
 from vllm_omni.diffusion.models.lingbot_world.lease import Lease
 from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
@@ -113,6 +113,7 @@ class LayerParts:
         tensor_parallel: ranks that share the weights.
         exchange: exchanges between the ranks that share the tokens.
         feed_forward: how the weights of the feed-forward part are; ``None`` for like all others.
+        rotary: how queries and keys are turned.
         attend: :func:`attend_window`, or a wrapper that a compiler does not look into.
     """
 
@@ -123,6 +124,7 @@ class LayerParts:
     tensor_parallel: RankGroup
     exchange: UlyssesExchange
     feed_forward: LinearMethod | None = None
+    rotary: RotaryMethod = field(default_factory=BroadcastRotary)
     attend: WindowAttention = attend_window
 
     @property
@@ -187,14 +189,15 @@ class SelfAttention(nn.Module):
         Float[Tensor, "tokens heads head_dim"],
     ]:
         query, key, value = self.qkv(x).chunk(3, dim=-1)
-        query = apply_rotary(self._heads(self.norm_q(query)), window.rotary)
-        key = apply_rotary(self._heads(self.norm_k(key)), window.rotary)
+        rotate = self.parts.rotary.rotate
+        query = rotate(self._heads(self.norm_q(query)), window.rotary)
+        key = rotate(self._heads(self.norm_k(key)), window.rotary)
         return query, key, self._heads(value)
 
     def write_only(self, x: Float[Tensor, "tokens dim"], window: LayerWindow) -> None:
         """Store keys and values without attending. Mutates the window's pages."""
         key, value = self.qkv.forward_kv(x).chunk(2, dim=-1)
-        key = apply_rotary(self._heads(self.norm_k(key)), window.rotary)
+        key = self.parts.rotary.rotate(self._heads(self.norm_k(key)), window.rotary)
         key, value = self.parts.exchange.tokens_to_heads(
             key, self._heads(value), latent_frames=LATENT_FRAMES_PER_CHUNK
         )

@@ -12,6 +12,8 @@ from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.layers.linear import LinearMethod, PlainLinearMethod
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
+from vllm_omni.diffusion.layers.rope import BroadcastRotary, RotaryMethod
+from vllm_omni.diffusion.layers.rotary_mul import FusedRotary, check_rotary
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
 from vllm_omni.errors import ConfigError
@@ -51,6 +53,7 @@ def layer_parts(
         tensor_parallel=parallel.tensor,
         exchange=UlyssesExchange(parallel.sequence),
         feed_forward=feed_forward or feed_forward_method(config, platform, linear),
+        rotary=checked_rotary(config, platform, model=model, dtype=dtype, device=device),
     )
     return parts if config.enforce_eager else uncompiled(parts)
 
@@ -77,6 +80,29 @@ def checked_backend(
     backend = create_attention_backend(platform.attention_backend if name == "auto" else name)
     check_attention(backend, head_dim=head_dim, dtype=dtype, device=device)
     return backend
+
+
+def checked_rotary(
+    config: OmniDiffusionConfig,
+    platform: Platform,
+    *,
+    model: LingBotWorldConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> RotaryMethod:
+    """The configured rotary method; a fused operator has agreed with torch's own before.
+
+    Raises:
+        ConfigError: if the platform has no such operator, or it is wrong on this device.
+    """
+    if not config.npu_rotary_mul:
+        return BroadcastRotary()
+    method = FusedRotary(
+        platform.rotary_mul(), heads=model.num_attention_heads, head_dim=model.attention_head_dim
+    )
+    check_rotary(method, head_dim=model.attention_head_dim, dtype=dtype, device=device)
+    logger.info("queries and keys are turned by %s", method.name)
+    return method
 
 
 def feed_forward_method(

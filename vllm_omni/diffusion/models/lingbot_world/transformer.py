@@ -89,7 +89,8 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         self.config = config
         self.dtype = dtype
         self.exchange = parts.exchange
-        self.rotary = RotaryEmbeddingWan(config.attention_head_dim)
+        self.rotary_positions = RotaryEmbeddingWan(config.attention_head_dim)
+        self.rotary = parts.rotary
         self.patch_embedding = PatchEmbedding(config.in_channels, dim, dtype)
         self.patch_embedding_wancamctrl = ReplicatedLinear(
             CAMERA_CHANNELS * PATCH * PATCH, dim, dtype, linear
@@ -157,8 +158,8 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
     def rotary_tables(
         self, geometry: VideoGeometry, start_latent_frame: int, device: torch.device
     ) -> RotaryTables:
-        """Rotary tables of this rank's tokens of the chunk at ``start_latent_frame``."""
-        whole = self.rotary.tables(
+        """Rotary tables of this rank's tokens of the chunk at ``start_latent_frame``, prepared."""
+        whole = self.rotary_positions.tables(
             start_latent_frame=start_latent_frame,
             latent_frames=LATENT_FRAMES_PER_CHUNK,
             rows=geometry.token_rows,
@@ -173,7 +174,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
             ).flatten(0, 1)
             for table in (whole.cos, whole.sin)
         )
-        return RotaryTables(*local)
+        return self.rotary.prepare(RotaryTables(*local))
 
     def forward(
         self,
