@@ -28,7 +28,7 @@ CHUNKS = 4
 LAYERS = 3
 ATTENTIONS = 4 * 2 * LAYERS + 2 * (LAYERS - 1)
 """Self and cross-attention of four probes, and of a commit whose last layer only writes."""
-TO_DEVICE = Counter(noise=4, rays=2, rotary=2, vae_statistics=4)
+TO_DEVICE = Counter(noise=4, rays=2, rotary=2)
 """Copies to the device in a chunk when the noise is drawn on the host."""
 
 

@@ -6,6 +6,7 @@ depend on how a rollout is cut into calls: chunk plans agree bit for bit.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float32
@@ -23,6 +24,22 @@ from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
 from vllm_omni.diffusion.models.lingbot_world.vae.decoder import Decoder
 from vllm_omni.diffusion.models.lingbot_world.vae.encoder import Encoder
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
+
+
+@dataclass(frozen=True, slots=True)
+class LatentStatistics:
+    """Mean and standard deviation of each latent channel, on the device that uses them."""
+
+    mean: Float[Tensor, " z"]
+    std: Float[Tensor, " z"]
+
+    @classmethod
+    def of(cls, config: VaeConfig, dtype: torch.dtype, device: torch.device) -> "LatentStatistics":
+        """Those of a checkpoint."""
+        return cls(
+            mean=torch.tensor(config.latents_mean, dtype=dtype, device=device),
+            std=torch.tensor(config.latents_std, dtype=dtype, device=device),
+        )
 
 
 class WanVAE(nn.Module):
@@ -43,6 +60,8 @@ class WanVAE(nn.Module):
         self.quant_conv = PointwiseConv(2 * config.z_dim, 2 * config.z_dim, axes=3)
         self.post_quant_conv = PointwiseConv(config.z_dim, config.z_dim, axes=3)
         self.decoder = Decoder(config)
+        self._encoded: LatentStatistics
+        self._decoded: LatentStatistics
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,6 +79,8 @@ class WanVAE(nn.Module):
         Needed once, after loading and after every later change of device, dtype or storage.
         """
         path = ConvPath.choose(self.conv_path, self.device)
+        self._encoded = LatentStatistics.of(self.config, self.dtype, self.device)
+        self._decoded = LatentStatistics.of(self.config, torch.float32, self.device)
         # Parameters cannot become views of tensors made in inference mode.
         with torch.inference_mode(mode=False), torch.no_grad():
             for module in self.modules():
@@ -105,8 +126,8 @@ class WanVAE(nn.Module):
             ValueError: for another number of frames or another size.
         """
         moments, state = self.encode_moments(pixels, state)
-        mean, std = self._statistics(moments)
-        normalised = (moments[..., : self.config.z_dim] - mean) / std
+        latents = self._encoded
+        normalised = (moments[..., : self.config.z_dim] - latents.mean) / latents.std
         return normalised.permute(3, 0, 1, 2).contiguous(), state
 
     def encode_moments(
@@ -141,8 +162,7 @@ class WanVAE(nn.Module):
             Pixels in the VAE's dtype, laid out ``[pixel_frames, height, width, 3]`` in memory,
             and the new state.
         """
-        mean, std = self._statistics(latents)
-        scaled = latents.permute(1, 2, 3, 0) * std + mean
+        scaled = latents.permute(1, 2, 3, 0) * self._decoded.std + self._decoded.mean
         scaled = columns.own(scaled.to(self.dtype).contiguous())
         latent_frames, latent_height, latent_width, _ = scaled.shape
         missing = TEMPORAL_FACTOR - 1 if state.latent_frames == 0 else 0
@@ -161,12 +181,6 @@ class WanVAE(nn.Module):
         return pixels.permute(3, 0, 1, 2), DecoderState(
             state.latent_frames + latent_frames, history
         )
-
-    def _statistics(
-        self, like: Float[Tensor, "..."]
-    ) -> tuple[Float[Tensor, " z"], Float[Tensor, " z"]]:
-        """Latent mean and standard deviation in a tensor's dtype."""
-        return like.new_tensor(self.config.latents_mean), like.new_tensor(self.config.latents_std)
 
 
 def _latent_frame_spans(pixel_frames: int, *, started: bool) -> Iterator[tuple[int, int]]:
