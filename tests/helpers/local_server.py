@@ -62,6 +62,17 @@ class NoImages(ImageSource):
         return b""
 
 
+@dataclass(frozen=True)
+class LateImages(ImageSource):
+    """Pictures that come when a test lets them."""
+
+    come: threading.Event = field(default_factory=threading.Event)
+
+    async def load(self, url: str) -> str | bytes:
+        assert await asyncio.to_thread(self.come.wait, 20)
+        return await super().load(url)
+
+
 class LocalServer:
     """A running application.
 

@@ -41,7 +41,8 @@ complete: a player that appends it shows all of its frames.
 A control message that cannot be understood or applied is answered by `error`, and the session
 goes on. So is a binary frame from the client. An acknowledged interaction takes effect at the
 next chunk boundary; the metadata of a chunk lists the events that started, are active and
-completed in it.
+completed in it. Up to 64 interactions that come while the picture is still being fetched wait for
+the session and are answered then.
 
 ## Limits
 

@@ -20,7 +20,6 @@ from vllm_omni.engine.session import (
     WasReset,
 )
 from vllm_omni.entrypoints.event_queue import EventQueue
-from vllm_omni.entrypoints.interactions import interaction_of
 from vllm_omni.entrypoints.server.channel import (
     ClientGoneError,
     ClientTooSlowError,
@@ -31,7 +30,6 @@ from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.protocol import (
     SessionDone,
     SessionInteraction,
-    SessionInteractionQueued,
     SessionPing,
     SessionPong,
     SessionQueued,
@@ -46,6 +44,7 @@ from vllm_omni.entrypoints.server.protocol import (
     parse_start,
 )
 from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.entrypoints.server.steering import Steering
 from vllm_omni.errors import (
     InvalidRequestError,
     OmniError,
@@ -88,6 +87,7 @@ class RealtimeVideoSession:
         self._events = EventQueue()
         self._resets: asyncio.Queue[SessionReset] = asyncio.Queue(_MAX_RESETS)
         self._request_id = f"video_stream-{uuid.uuid4().hex}"
+        self._steering = Steering(channel, self._engine, self._request_id)
         self._session_id: str | None = None
         self._position: int | None = None
         self._stopped = False
@@ -162,16 +162,15 @@ class RealtimeVideoSession:
             ChunkEncoder, request.width, request.height, params.fps, params.encoder
         )
         try:
-            self._open(request, SessionOptions(max_lead_ms=params.max_lead_ms))
+            options = SessionOptions(max_lead_ms=params.max_lead_ms)
+            self._session_id = self._engine.open(request, self._events.put, options)
+            await self._steering.begin(self._session_id)
             while not isinstance(event := await self._events.get(), Ended):
                 self._progressed()
                 await self._handle(event, start, encoder)
             await self._finish(event, encoder)
         finally:
             encoder.close()
-
-    def _open(self, request: SessionRequest, options: SessionOptions) -> None:
-        self._session_id = self._engine.open(request, self._events.put, options)
 
     async def _handle(
         self, event: SessionEvent, start: SessionStart, encoder: ChunkEncoder
@@ -305,7 +304,7 @@ class RealtimeVideoSession:
                 self._progressed()
                 await self._channel.send(SessionPong())
             case SessionInteraction():
-                await self._steer(message)
+                await self._steering.take(message)
             case SessionReset():
                 self._require_session()
                 if self._resets.full():
@@ -320,19 +319,6 @@ class RealtimeVideoSession:
         waiting = self._engine.is_waiting(self._session_id)
         self._engine.stop(self._session_id)
         return waiting
-
-    async def _steer(self, message: SessionInteraction) -> None:
-        event_id = message.interaction.event_id
-        try:
-            interaction = interaction_of(message)
-            event_id = interaction.event_id
-            self._engine.submit(self._require_session(), interaction)
-        except OmniError as error:
-            await self._channel.send_error(error, request_id=self._request_id, event_id=event_id)
-            return
-        await self._channel.send(
-            SessionInteractionQueued(request_id=self._request_id, event_id=event_id)
-        )
 
     async def _prepare_resets(self) -> None:
         """Pictures may take a minute to come; meanwhile the client is read."""

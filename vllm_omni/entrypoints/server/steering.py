@@ -1,0 +1,63 @@
+"""The interactions of one socket: checked, kept until its session is open, submitted in order."""
+
+from collections import deque
+
+from vllm_omni.engine.engine import Engine
+from vllm_omni.engine.interactions import Interaction
+from vllm_omni.entrypoints.interactions import interaction_of
+from vllm_omni.entrypoints.server.channel import SocketChannel
+from vllm_omni.entrypoints.server.protocol import SessionInteraction, SessionInteractionQueued
+from vllm_omni.errors import InvalidRequestError, OmniError
+
+_MAX_EARLY = 64
+"""Events that may come before the session is open."""
+
+
+class Steering:
+    """Answers every interaction once, with ``queued`` or with an error."""
+
+    def __init__(self, channel: SocketChannel, engine: Engine, request_id: str) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._request_id = request_id
+        self._session_id: str | None = None
+        self._early: deque[Interaction] = deque()
+
+    async def begin(self, session_id: str) -> None:
+        """Submit what was kept, in order; what comes meanwhile waits behind it."""
+        while self._early:
+            await self._submit(session_id, self._early[0])
+            self._early.popleft()
+        self._session_id = session_id
+
+    async def take(self, message: SessionInteraction) -> None:
+        """Submit an interaction, or keep it while the session's picture is on its way."""
+        event_id = message.interaction.event_id
+        try:
+            interaction = interaction_of(message)
+            event_id = interaction.event_id
+            if self._session_id is None:
+                self._keep(interaction)
+                return
+        except OmniError as error:
+            await self._channel.send_error(error, request_id=self._request_id, event_id=event_id)
+            return
+        await self._submit(self._session_id, interaction)
+
+    def _keep(self, interaction: Interaction) -> None:
+        if len(self._early) == _MAX_EARLY:
+            raise InvalidRequestError(
+                f"the session is being prepared and {_MAX_EARLY} events wait for it; try again in "
+                "a moment"
+            )
+        self._early.append(interaction)
+
+    async def _submit(self, session_id: str, interaction: Interaction) -> None:
+        event_id = interaction.event_id
+        try:
+            self._engine.submit(session_id, interaction)
+        except OmniError as error:
+            await self._channel.send_error(error, request_id=self._request_id, event_id=event_id)
+            return
+        queued = SessionInteractionQueued(request_id=self._request_id, event_id=event_id)
+        await self._channel.send(queued)
