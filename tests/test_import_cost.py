@@ -54,8 +54,9 @@ def _cost(code: str) -> dict:
     return json.loads(result.stderr.splitlines()[-1])
 
 
-def test_the_package_itself():
-    cost = _cost("import vllm_omni; vllm_omni.__version__")
+@pytest.mark.parametrize("code", ["vllm_omni; vllm_omni.__version__", "vllm_omni.entrypoints"])
+def test_the_package_itself(code):
+    cost = _cost(f"import {code}")
     assert cost["loaded"] == []
     assert cost["cpu_s"] < IMPORT_CPU_S
 

@@ -27,6 +27,16 @@ def test_exported_names():
     assert set(dir(vllm_omni)) == EXPORTS
 
 
+def test_the_classes_are_exported_by_entrypoints_too():
+    from vllm_omni import entrypoints
+    from vllm_omni.entrypoints import AsyncOmni, Omni
+
+    assert (AsyncOmni, Omni) == (vllm_omni.AsyncOmni, vllm_omni.Omni)
+    assert dir(entrypoints) == ["AsyncOmni", "Omni"]
+    with pytest.raises(AttributeError, match="Omnibus"):
+        entrypoints.__getattr__("Omnibus")
+
+
 def test_version_tuple_is_the_version():
     assert ".".join(map(str, vllm_omni.__version_tuple__)) == vllm_omni.__version__
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.helpers.local_server import CPU_TINY
 from tests.helpers.socket_client import picture_url
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni import Omni
@@ -64,6 +65,21 @@ def test_kinds_of_output(omni):
     assert isinstance(pictures.images[0][0], Image.Image)
     (latent,) = omni.generate(PROMPT, params(output_type="latent"), use_tqdm=False)
     assert tuple(latent.latents.shape) == (1, 16, 3, 8, 12)
+
+
+def test_the_deployment_decides_the_kind_where_a_request_does_not():
+    """The shipped files ask for PIL pictures."""
+    with Omni(
+        str(tiny_checkpoint_dir()), deploy_config=str(CPU_TINY), streaming_output=False,
+        distributed_executor_backend="inline",
+    ) as made:  # fmt: skip
+        (pictures,) = made.generate(PROMPT, params(), use_tqdm=False)
+        assert [type(frame) for frame in pictures.images[0]] == [Image.Image] * 9
+        (arrays,) = made.generate(PROMPT, params(output_type="np"), use_tqdm=False)
+        assert arrays.images[0].dtype == np.float32
+    # The same frames, up to the rounding to bytes.
+    difference = np.abs(np.stack(pictures.images[0]) - arrays.images[0] * 255.0)
+    assert difference.max() <= 1.0
 
 
 def test_it_works_where_a_loop_is_running(omni):

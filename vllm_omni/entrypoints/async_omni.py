@@ -90,7 +90,7 @@ class AsyncOmni:
             raise InvalidRequestError(f"request_id {request_id!r} is running")
         collector = None
         if not self._client.deployment.streaming_output:
-            collector = ClipCollector(request, pil=params.output_type == "pil")
+            collector = ClipCollector(request)
         events = EventQueue()
         session_id = self._client.engine.open(request, events.put)
         self._session_ids[request_id] = session_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.diffusion.data import SamplingDefaults
@@ -15,6 +15,8 @@ from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,6 @@ class EngineClient:
         return parse_request(prompt, filled, policy, unbounded=unbounded)
 
 
-_UNTOUCHED = {
-    field.name: field.default
-    for field in dataclasses.fields(OmniDiffusionSamplingParams)
-    if field.default is not dataclasses.MISSING
-}
-
-
 def with_defaults(
     params: OmniDiffusionSamplingParams, defaults: SamplingDefaults
 ) -> OmniDiffusionSamplingParams:
@@ -73,16 +68,23 @@ def with_defaults(
 
     ``extra_args`` are merged key by key.
     """
-    asked = _values(params)
-    fill = {
-        name: value
-        for name, value in _values(defaults).items()
-        if name in _UNTOUCHED and value is not None and asked[name] == _UNTOUCHED[name]
-    }
-    extra_args = {**defaults.extra_args, **params.extra_args}
-    return dataclasses.replace(params, **fill, extra_args=extra_args)
+    return dataclasses.replace(
+        params,
+        num_inference_steps=_filled(params.num_inference_steps, defaults.num_inference_steps),
+        max_sequence_length=_filled(params.max_sequence_length, defaults.max_sequence_length),
+        height=_filled(params.height, defaults.height),
+        width=_filled(params.width, defaults.width),
+        num_frames=_filled(params.num_frames, defaults.num_frames, untouched=1),
+        seed=_filled(params.seed, defaults.seed),
+        fps=_filled(params.fps, defaults.fps),
+        output_type=_filled(params.output_type, defaults.output_type),
+        num_outputs_per_prompt=_filled(
+            params.num_outputs_per_prompt, defaults.num_outputs_per_prompt, untouched=1
+        ),
+        generator_device=_filled(params.generator_device, defaults.generator_device),
+        extra_args={**defaults.extra_args, **params.extra_args},
+    )
 
 
-def _values(source: OmniDiffusionSamplingParams | SamplingDefaults) -> dict[str, Any]:
-    """Field values by name, not copied."""
-    return {field.name: source.__getattribute__(field.name) for field in dataclasses.fields(source)}
+def _filled(asked: Value, default: Value | None, *, untouched: object = None) -> Value:
+    return default if asked == untouched and default is not None else asked

@@ -56,12 +56,11 @@ def chunk_output(
 class ClipCollector:
     """Gathers the chunks of a rollout into one clip.
 
-    Attributes:
-        pil: whether frames become PIL pictures.
+    The request alone says what the clip is made of: latents, float32 frames, or uint8 frames,
+    which a clip has only where PIL pictures were asked for (see ``EngineClient.parse``).
     """
 
     request: SessionRequest
-    pil: bool
     chunks: list[Shaped[np.ndarray, "..."]] = field(default_factory=list)
     durations: dict[str, float] = field(default_factory=dict)
 
@@ -74,8 +73,11 @@ class ClipCollector:
     def output(self, request_id: str, prompt: object, peak_bytes: int) -> OmniRequestOutput:
         """The whole clip."""
         latent = self.request.output is OutputKind.LATENT
-        clip = np.concatenate(self.chunks, axis=2 if latent else 0)
-        payload = _tensor(clip) if latent else _pictures(clip) if self.pil else clip
+        payload: object = np.concatenate(self.chunks, axis=2 if latent else 0)
+        if latent:
+            payload = _tensor(payload)
+        elif self.request.output is OutputKind.UINT8:
+            payload = _pictures(payload)
         return OmniRequestOutput(
             request_id=request_id,
             prompt=prompt,
