@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import threading
 
 import av
 import pytest
@@ -117,6 +118,28 @@ async def test_deleting_a_running_job_stops_it(server, executor):
     assert (await server.http.get(URL)).json()["data"] == []
 
 
+async def test_deleting_a_job_that_is_storing_its_file_leaves_no_file(server, storage, monkeypatch):
+    began, go_on, ended = (threading.Event() for _ in range(3))
+    store = video_jobs._store
+
+    def slow_store(*arguments: object) -> None:
+        began.set()
+        assert go_on.wait(20)
+        store(*arguments)
+        ended.set()
+
+    monkeypatch.setattr(video_jobs, "_store", slow_store)
+    job = (await server.http.post(URL, json=BODY)).json()
+    await until(began.is_set)
+    deleting = asyncio.create_task(server.http.delete(f"{URL}/{job['id']}"))
+    await asyncio.sleep(0.1)
+    go_on.set()
+    assert (await deleting).json()["deleted"]
+    await until(ended.is_set)
+    assert stored_files(storage) == []
+    assert (await server.http.get(URL)).json()["data"] == []
+
+
 async def test_a_job_is_deleted_once(executor):
     executor.gate.clear()
     async with running_server(lambda: executor) as server:
@@ -152,6 +175,31 @@ async def test_the_oldest_finished_job_makes_room(server, monkeypatch):
         await job_that_is(server, ids[-1], "completed")
     found = [job["id"] for job in (await server.http.get(URL)).json()["data"]]
     assert found == [ids[2], ids[1]]
+
+
+async def test_the_oldest_files_make_room(server, storage, monkeypatch):
+    ids = []
+    for _ in range(4):
+        ids.append((await server.http.post(URL, json=BODY)).json()["id"])
+        await job_that_is(server, ids[-1], "completed")
+        size = stored_files(storage)[0].stat().st_size
+        # All files have the same size: there is room for two and a half.
+        monkeypatch.setattr(video_jobs, "MAX_STORED_BYTES", size * 5 // 2)
+    found = [job["id"] for job in (await server.http.get(URL)).json()["data"]]
+    assert found == [ids[3], ids[2]]
+    assert {path.stem for path in stored_files(storage)} == set(found)
+
+
+async def test_a_file_that_never_fits_fails_its_job_alone(server, storage, monkeypatch):
+    kept = (await server.http.post(URL, json=BODY)).json()
+    await job_that_is(server, kept["id"], "completed")
+    size = stored_files(storage)[0].stat().st_size
+    monkeypatch.setattr(video_jobs, "MAX_STORED_BYTES", size - 1)
+    job = (await server.http.post(URL, json=BODY)).json()
+    failed = await job_that_is(server, job["id"], "failed")
+    assert failed["error"]["code"] == "503"
+    assert f"all files together may have {size - 1}" in failed["error"]["message"]
+    assert [path.stem for path in stored_files(storage)] == [kept["id"]]
 
 
 async def test_nothing_is_left_when_the_server_ends(storage):

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import threading
 from dataclasses import replace
 
 import av
@@ -25,6 +26,7 @@ from tests.helpers.videos import (
 from vllm_omni.diffusion.executor import create_executor
 from vllm_omni.diffusion.messages import ChunkPlan, LiveCamera, OutputKind, ScriptedKeys
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
+from vllm_omni.entrypoints.server import video_rollout
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import DeviceOutOfMemoryError, SessionFailedError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
@@ -163,6 +165,27 @@ async def test_a_failing_chunk_fails_its_video_only(server, executor, error, sta
     content = await server.http.get(f"{URL}/{made['id']}/content")
     assert (content.status_code, str(error) in content.text) == (422, True)
     assert (await server.http.post(SYNC, json=BODY)).status_code == 200
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_encoders_are_made_off_the_event_loop_and_always_closed(
+    server, executor, monkeypatch, fails
+):
+    made: list[tuple[str, ChunkEncoder]] = []
+
+    class Watched(ChunkEncoder):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            made.append((threading.current_thread().name, self))
+
+    monkeypatch.setattr(video_rollout, "ChunkEncoder", Watched)
+    if fails:
+        executor.failures = {(0, 1): SessionFailedError("a chunk raised")}
+    answer = await server.http.post(SYNC, json=BODY)
+    assert answer.status_code == (500 if fails else 200)
+    ((thread, encoder),) = made
+    assert thread.startswith("media")
+    assert encoder._closed
 
 
 async def test_an_unforeseen_error_fails_the_video_and_keeps_its_secret(server, monkeypatch):

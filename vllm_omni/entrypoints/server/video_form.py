@@ -103,8 +103,7 @@ def _check_names(given: Mapping[str, object]) -> None:
 def body_schema() -> dict[str, Any]:
     """OpenAPI's ``requestBody`` of the two POST routes."""
     schema = SessionStart.model_json_schema(ref_template="#/components/schemas/{model}")
-    of_sockets = {"type", "max_lead_ms", "queue", "unbounded", "format"}
-    fields = {n: f for n, f in schema["properties"].items() if n not in of_sockets}
+    fields = {n: f for n, f in schema["properties"].items() if n not in {"type", *_OF_STREAMS}}
     for name in ("image_reference", "video_params"):
         fields[name] = {"type": "object", "description": _DESCRIPTIONS[name]}
     upload = {"type": "string", "format": "binary", "description": "first picture, as a file"}

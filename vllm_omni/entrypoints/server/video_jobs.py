@@ -32,6 +32,8 @@ RETENTION_S = 24 * 3600.0
 """How long a finished or failed job is kept."""
 MAX_JOBS = 1000
 """Jobs kept at once; the oldest that is over makes room for a new one."""
+MAX_STORED_BYTES = 16 * 2**30
+"""Bytes of all files; the oldest finished jobs make room for a new file."""
 MEDIA_TYPE = "video/mp4"
 _MIB = 2**20
 _NO_PICTURE = SourceImage(rgb=np.zeros((1, 1, 3), np.uint8))
@@ -55,6 +57,7 @@ class VideoJob:
     Attributes:
         failure: HTTP status and text, set when the job failed.
         file: the finished video.
+        stored_bytes: size of its file, from the moment at which it is being written.
         deleting: whether a client is deleting it.
     """
 
@@ -67,6 +70,7 @@ class VideoJob:
     ended_at: float | None = None
     failure: tuple[int, str] | None = None
     file: Path | None = None
+    stored_bytes: int = 0
     video: FinishedVideo | None = None
     deleting: bool = False
 
@@ -90,6 +94,7 @@ class VideoJob:
     def failed(self, error: BaseException) -> None:
         """Take the reason why there will be no result."""
         self.failure = (status_of(error), message_of(error))
+        self.stored_bytes = 0
         self._end(VideoStatus.FAILED)
 
     def _end(self, status: VideoStatus) -> None:
@@ -224,8 +229,16 @@ class VideoJobs:
 
     async def _run(self, job: VideoJob, rollout: VideoRollout) -> None:
         video = await rollout.collect(job.advanced)
+        self._reserve(job, len(video.mp4))
         path = self._own_folder() / f"{job.video_id}.mp4"
-        await self._state.in_thread(_store, path, video.mp4)
+        storing = asyncio.ensure_future(self._state.in_thread(_store, path, video.mp4))
+        try:
+            await asyncio.shield(storing)
+        except asyncio.CancelledError:
+            # Its thread cannot be stopped: the file would appear after the job is forgotten.
+            await asyncio.gather(storing, return_exceptions=True)
+            path.unlink(missing_ok=True)
+            raise
         job.completed(path, video)
 
     def _settle(self, job: VideoJob, rollout: VideoRollout, task: asyncio.Task[None]) -> None:
@@ -241,6 +254,25 @@ class VideoJobs:
         self._expiries[job.video_id] = asyncio.get_running_loop().call_later(
             RETENTION_S, self._forget, job
         )
+
+    def _reserve(self, job: VideoJob, num_bytes: int) -> None:
+        """Make room for a file.
+
+        Raises:
+            HttpRefusalError: 503 if the files that are being written leave none.
+        """
+        jobs = self._jobs.values()
+        if sum(other.stored_bytes for other in jobs if other.file is None) + num_bytes > (
+            MAX_STORED_BYTES
+        ):
+            raise HttpRefusalError(
+                503,
+                f"there is no room for a file of {num_bytes} bytes: all files together may have "
+                f"{MAX_STORED_BYTES}",
+            )
+        while sum(other.stored_bytes for other in jobs) + num_bytes > MAX_STORED_BYTES:
+            self._forget(next(other for other in jobs if other.file is not None))
+        job.stored_bytes = num_bytes
 
     def _own_folder(self) -> Path:
         """A folder of our own: nobody else can have put a link where we write."""

@@ -116,14 +116,20 @@ class VideoRollout:
         Raises:
             OmniError: what ended the session.
         """
+        session = self.request.session
         try:
-            return await self._collect(progress)
+            encoder = await self._state.in_thread(
+                ChunkEncoder, session.width, session.height, session.fps, self.request.encoder
+            )
+            try:
+                return await self._collect(encoder, progress)
+            finally:
+                encoder.close()
         finally:
             self.abandon()
 
-    async def _collect(self, progress: Progress) -> FinishedVideo:
+    async def _collect(self, encoder: ChunkEncoder, progress: Progress) -> FinishedVideo:
         session = self.request.session
-        encoder = ChunkEncoder(session.width, session.height, session.fps, self.request.encoder)
         fragments, durations = bytearray(), dict[str, float]()
         started_s = last_s = time.monotonic()
         while not isinstance(event := await self._events.get(), Ended):
