@@ -46,9 +46,9 @@ def draw(*shape, seed, dtype=torch.bfloat16):
 
 def on_device(seed):
     """Inputs of a block and an attention output, on the device."""
-    hidden, scale, shift, value = (draw(TOKENS, DIM, seed=seed + i).to("npu") for i in range(4))
+    hidden, gain, shift, value = (draw(TOKENS, DIM, seed=seed + i).to("npu") for i in range(4))
     gate = draw(1, DIM, seed=seed + 9, dtype=torch.float32).to("npu")
-    return LeaseInputs(hidden, gate, scale, shift), value
+    return LeaseInputs(hidden, gate, gain, shift), value
 
 
 @pytest.fixture

@@ -39,8 +39,8 @@ def draw(*shape, seed, dtype=torch.bfloat16):
 
 
 def some_inputs(seed=1, rows=1):
-    hidden, scale, shift = (draw(TOKENS, DIM, seed=seed + index) for index in range(3))
-    return LeaseInputs(hidden, draw(rows, DIM, seed=seed + 9, dtype=torch.float32), scale, shift)
+    hidden, gain, shift = (draw(TOKENS, DIM, seed=seed + index) for index in range(3))
+    return LeaseInputs(hidden, draw(rows, DIM, seed=seed + 9, dtype=torch.float32), gain, shift)
 
 
 def attended(seed=20):
@@ -111,7 +111,7 @@ def test_the_roundings_are_those_of_the_written_formula(leases):
     block = leases.blocks[0]
     projected, residual, normalised = use(leases, 0, inputs, value)
     gated = (inputs.hidden.float() + projected.float() * inputs.gate).bfloat16()
-    scaled = ((1 + inputs.scale) * gated).bfloat16()
+    scaled = (inputs.gain * gated).bfloat16()
     assert torch.equal(residual, (scaled + inputs.shift).bfloat16())
     assert torch.equal(normalised, block.norm3(residual))
 

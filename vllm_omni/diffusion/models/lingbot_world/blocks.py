@@ -44,9 +44,9 @@ class TimeEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class CameraModulation:
-    """Scale and shift of each token by the camera, in one layer."""
+    """Gain (one plus scale) and shift of each token by the camera, in one layer."""
 
-    scale: Float[Tensor, "tokens dim"]
+    gain: Float[Tensor, "tokens dim"]
     shift: Float[Tensor, "tokens dim"]
 
 
@@ -57,6 +57,8 @@ def modulate(
     eps: float,
 ) -> Float[Tensor, "tokens dim"]:
     """``LN(x) (1 + scale) + shift`` in float32, one row of scale and shift per frame."""
+    if scale.shape[0] == 1:  # weight and bias of one fused norm: no tensor of float32 between
+        return layer_norm(x, eps, 1 + scale[0], shift[0]).to(x.dtype)
     frames = layer_norm(x, eps).unflatten(0, (scale.shape[0], -1))
     return (frames * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)).flatten(0, 1).to(x.dtype)
 
@@ -68,7 +70,7 @@ def add_gated(
 ) -> Float[Tensor, "tokens dim"]:
     """``x + update * gate``, summed in float32 and rounded once."""
     frames = update.unflatten(0, (gate.shape[0], -1))
-    return (x.float() + (frames * gate.unsqueeze(1)).flatten(0, 1)).to(x.dtype)
+    return (frames * gate.unsqueeze(1)).flatten(0, 1).add_(x).to(x.dtype)
 
 
 class LingBotWorldBlock(nn.Module):
@@ -95,9 +97,9 @@ class LingBotWorldBlock(nn.Module):
         self.cam_shift_layer = ReplicatedLinear(dim, dim, dtype, linear)
 
     def camera_modulation(self, camera: Float[Tensor, "tokens dim"]) -> CameraModulation:
-        """Scale and shift of this layer; they depend on the camera only, so once per chunk."""
+        """Gain and shift of this layer; they depend on the camera only, so once per chunk."""
         hidden = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(camera))) + camera
-        return CameraModulation(self.cam_scale_layer(hidden), self.cam_shift_layer(hidden))
+        return CameraModulation(1 + self.cam_scale_layer(hidden), self.cam_shift_layer(hidden))
 
     def forward(
         self,
@@ -118,10 +120,10 @@ class LingBotWorldBlock(nn.Module):
         modulated = modulate(x, scale1, shift1, self.eps)
         if leases is None:
             projected = self.self_attn(modulated, window)
-            x, normalised = self.after_projection(projected, x, gate1, camera.scale, camera.shift)
+            x, normalised = self.after_projection(projected, x, gate1, camera.gain, camera.shift)
             x = x + self.cross_attn(normalised, text)
         else:
-            with leases.acquire(LeaseInputs(x, gate1, camera.scale, camera.shift)) as lease:
+            with leases.acquire(LeaseInputs(x, gate1, camera.gain, camera.shift)) as lease:
                 self.self_attn.attend_into(lease, modulated, window)
                 borrowed = lease.finish()
                 x = borrowed.residual + self.cross_attn(borrowed.normalised, text)
@@ -132,12 +134,12 @@ class LingBotWorldBlock(nn.Module):
         projected: Float[Tensor, "tokens dim"],
         x: Float[Tensor, "tokens dim"],
         gate: Float32[Tensor, "rows dim"],
-        scale: Float[Tensor, "tokens dim"],
+        gain: Float[Tensor, "tokens dim"],
         shift: Float[Tensor, "tokens dim"],
     ) -> tuple[Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]]:
         """Residual stream after gate and camera, and the input of the cross-attention."""
         x = add_gated(x, projected, gate)
-        x = (1 + scale) * x + shift
+        x = gain * x + shift
         return x, self.norm3(x)
 
     def post_attention(
@@ -145,12 +147,12 @@ class LingBotWorldBlock(nn.Module):
         attended: Float[Tensor, "tokens dim"],
         x: Float[Tensor, "tokens dim"],
         gate: Float32[Tensor, "rows dim"],
-        scale: Float[Tensor, "tokens dim"],
+        gain: Float[Tensor, "tokens dim"],
         shift: Float[Tensor, "tokens dim"],
     ) -> tuple[Tensor, ...]:
         """Projection, residual stream and cross-attention input: the part that is captured."""
         projected = self.self_attn.o(attended)
-        return projected, *self.after_projection(projected, x, gate, scale, shift)
+        return projected, *self.after_projection(projected, x, gate, gain, shift)
 
     def write_only(
         self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding, window: LayerWindow

@@ -58,19 +58,19 @@ class LeaseInputs:
     Attributes:
         hidden: input of the block.
         gate: of the attention's output.
-        scale: camera scale of each token.
+        gain: one plus the camera scale of each token.
         shift: camera shift of each token.
     """
 
     hidden: BFloat16[Tensor, "tokens dim"]
     gate: Float32[Tensor, "rows dim"]
-    scale: BFloat16[Tensor, "tokens dim"]
+    gain: BFloat16[Tensor, "tokens dim"]
     shift: BFloat16[Tensor, "tokens dim"]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """In the order of the captured function's arguments."""
-        return (self.hidden, self.gate, self.scale, self.shift)
+        return (self.hidden, self.gate, self.gain, self.shift)
 
     @property
     def signature(self) -> LeaseSignature:
@@ -80,13 +80,13 @@ class LeaseInputs:
             LeaseError: if the tensors do not belong together, or have other dtypes.
         """
         tokens, dim = self.hidden.shape
-        token_shapes = {tensor.shape for tensor in (self.hidden, self.scale, self.shift)}
+        token_shapes = {tensor.shape for tensor in (self.hidden, self.gain, self.shift)}
         dtypes = [tensor.dtype for tensor in self.tensors]
         devices = {tensor.device for tensor in self.tensors}
         alike = len(token_shapes) == len(devices) == 1
         if not alike or dtypes != _INPUT_DTYPES:
             raise LeaseError(
-                f"hidden state, gate, scale and shift do not go together: {token_shapes}, "
+                f"hidden state, gate, gain and shift do not go together: {token_shapes}, "
                 f"{dtypes}, {devices}"
             )
         return LeaseSignature(tokens, dim, self.gate.shape[0], self.hidden.device)
@@ -151,11 +151,11 @@ class Slot:
     def empty(cls, signature: LeaseSignature) -> Slot:
         """Zeroed buffers, so that a first run over them meets ordinary numbers."""
         size, device = (signature.tokens, signature.dim), signature.device
-        attended, hidden, scale, shift = (
+        attended, hidden, gain, shift = (
             torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(4)
         )
         gate = torch.zeros(signature.gate_rows, signature.dim, device=device)
-        return cls(attended, LeaseInputs(hidden, gate, scale, shift))
+        return cls(attended, LeaseInputs(hidden, gate, gain, shift))
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
