@@ -56,11 +56,14 @@ def modulate(
     shift: Float32[Tensor, "rows dim"],
     eps: float,
 ) -> Float[Tensor, "tokens dim"]:
-    """``LN(x) (1 + scale) + shift`` in float32, one row of scale and shift per frame."""
-    if scale.shape[0] == 1:  # weight and bias of one fused norm: no tensor of float32 between
-        return layer_norm(x, eps, 1 + scale[0], shift[0]).to(x.dtype)
-    frames = layer_norm(x, eps).unflatten(0, (scale.shape[0], -1))
-    return (frames * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)).flatten(0, 1).to(x.dtype)
+    """``LN(x) (1 + scale) + shift`` in float32, one row of scale and shift per frame.
+
+    They are weight and bias of the norm, which applies them in the same pass.
+    """
+    frames = x.unflatten(0, (scale.shape[0], -1))
+    rows = zip(frames, 1 + scale, shift, strict=True)
+    normed = [layer_norm(frame, eps, weight, bias) for frame, weight, bias in rows]
+    return (normed[0] if len(normed) == 1 else torch.cat(normed)).to(x.dtype)
 
 
 def add_gated(
