@@ -29,13 +29,14 @@ def test_a_hub_id_is_looked_up_in_the_local_cache_only(tmp_path, monkeypatch):
     [
         ("", "not a model source"),
         ("/no/such/directory", "is not a directory"),
-        ("./no-such", "is not a directory"),
-        ("some/one/else", "is not a directory"),
-        ("nobody/nothing-of-that-name", "`hf download nobody/nothing-of-that-name`"),
+        ("./no-such", "is not a directory .looked for at {here}/no-such"),
+        ("some/one/else", "is not a directory .looked for at {here}/some/one/else"),
+        ("build/nope", "no such directory: {here}/build/nope;.*`hf download build/nope`"),
     ],
 )
-def test_what_is_not_on_this_machine(model, message):
-    with pytest.raises(ConfigError, match=message):
+def test_what_is_not_on_this_machine(model, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message.format(here=tmp_path)):
         find_checkpoint(model)
 
 

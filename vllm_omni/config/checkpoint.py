@@ -34,7 +34,7 @@ def find_checkpoint(model: str) -> Path:
     if path.is_dir():
         return path
     if path.exists() or _HUB_ID.fullmatch(model) is None:
-        raise ConfigError(f"model {model!r} is not a directory")
+        raise ConfigError(f"model {model!r} is not a directory (looked for at {path.absolute()})")
     return _from_hub_cache(model)
 
 
@@ -47,8 +47,9 @@ def _from_hub_cache(model: str) -> Path:
         return Path(snapshot_download(model, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         raise ConfigError(
-            f"model {model!r} is neither a directory nor in the local hub cache, and nothing is "
-            f"downloaded at run time; fetch it first with `hf download {model}`"
+            f"model {model!r}: no such directory: {Path(model).absolute()}; nor is it a hub id that "
+            "is in the local cache. Nothing is downloaded at run time; if it is a hub id, fetch it "
+            f"first with `hf download {model}`"
         ) from None
 
 
