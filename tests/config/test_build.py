@@ -132,6 +132,16 @@ def test_size_without_and_with_the_chunk_engine(model):
     assert resolve(model, overrides=one_side).config.geometry == VideoGeometry(240, 832)
 
 
+def test_the_environment_of_the_workers_is_shown_by_name_alone(model):
+    resolved = resolve(model, overrides={"env": {"HF_TOKEN": "hf_secret", "THREADS": 4}})
+    assert resolved.config.env == {"HF_TOKEN": "hf_secret", "THREADS": "4"}
+    shown = [str(value) for value in resolved.origins if value.key.startswith("env.")]
+    assert shown == [
+        "env.HF_TOKEN = *** (keyword argument)", "env.THREADS = *** (keyword argument)",
+    ]  # fmt: skip
+    assert "hf_secret" not in f"{resolved!r}"
+
+
 def test_the_action_root_of_the_environment(model, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_OMNI_LINGBOT_ACTION_ROOT", str(tmp_path))
     resolved = resolve(model)

@@ -132,6 +132,22 @@ def test_yaml_off_means_off():
     )
 
 
+def test_the_decoder_is_exact_whatever_is_asked():
+    def notes(value):
+        return list(no_effect_notes(parse({"lingbot_vae_decode_fast_path": value}, ModelSection)))
+
+    assert notes("exact") == [
+        "lingbot_vae_decode_fast_path='exact' has no effect: the decoder is exact"
+    ]
+    assert notes("off") == notes(False) == []
+
+
+def test_values_of_the_environment_are_not_shown_in_errors():
+    with pytest.raises(ConfigError, match=r"env\.A.*got \*\*\*") as caught:
+        parse({"env": {"A": ["hf_secret"]}})
+    assert "hf_secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("fraction", [0, 1.01, -0.1, float("nan"), "0.5"])
 def test_kv_fraction(fraction):
     with pytest.raises(ConfigError, match="gpu_memory_fraction"):

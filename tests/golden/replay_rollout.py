@@ -58,7 +58,6 @@ class Rollout:
     plans: tuple[ChunkPlan, ...]
     dtype: str
     reuse_last_step: bool
-    fast_path: str
 
 
 def claim(golden: GoldenSet, names: Sequence[str]) -> list[str]:
@@ -82,7 +81,6 @@ def replay(golden: GoldenSet, names: Sequence[str], archive: Archive) -> Iterato
             dtype=rollout.dtype,
             geometry=VideoGeometry(rollout.request.height, rollout.request.width),
             reuse_last_step_kv=rollout.reuse_last_step,
-            vae_decode_fast_path=rollout.fast_path,
         )
         key = repr(config)
         if key not in workers:
@@ -137,7 +135,6 @@ def _describe(golden: GoldenSet, prefix: str, archive: Archive) -> Rollout:
         plans,
         dtype="bfloat16" if re.search(r"bf16|bfloat16", text) else "float32",
         reuse_last_step="reuse" in said,
-        fast_path="exact" if "exact" in said else "off",
     )
 
 

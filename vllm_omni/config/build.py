@@ -64,7 +64,6 @@ def build_config(stage: EngineArguments, around: Surroundings) -> OmniDiffusionC
         action_root=_action_root(options),
         reuse_last_step_kv=bool(options.lingbot_reuse_last_step_kv),
         vae_spatial_sharding=options.lingbot_vae_spatial_sharding is not False,
-        vae_decode_fast_path=str(options.lingbot_vae_decode_fast_path or "off"),
         pixel_output_mode=options.lingbot_pixel_output_mode
         or options.lingbot_npu_pixel_output_mode
         or "auto",

@@ -133,7 +133,9 @@ class ModelSection(Section):
         default=None,
         description="share the decoding of each frame's width among the Ulysses ranks; true",
     )
-    lingbot_vae_decode_fast_path: str | bool | None = Field(default=None, description="off, exact")
+    lingbot_vae_decode_fast_path: Annotated[
+        str | bool | None, ignored("the decoder is exact", quiet=["off"])
+    ] = None
     lingbot_pixel_output_mode: str | None = Field(
         default=None, description=f"how pixels reach the root rank: {', '.join(PIXEL_OUTPUT_MODES)}"
     )

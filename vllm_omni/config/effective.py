@@ -1,4 +1,7 @@
-"""The effective values of a deployment and where each came from, for one look at start-up."""
+"""The effective values of a deployment and where each came from, for one look at start-up.
+
+The environment of the workers is shown by name alone: its values may be secrets.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +9,7 @@ from dataclasses import dataclass
 from vllm_omni import envs
 from vllm_omni.config.build import engine_name
 from vllm_omni.config.deployment import EngineArguments
+from vllm_omni.config.schema import HIDDEN
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 
 DEFAULT_ORIGIN = "default"
@@ -75,7 +79,7 @@ def _stage_values(
         ("chunk_timeout_s", config.chunk_timeout_s),
         ("stage_init_timeout", config.stage_init_timeout_s),
         ("init_timeout", config.init_timeout_s),
-        *((f"env.{name}", value) for name, value in config.env.items()),
+        *((f"env.{name}", HIDDEN) for name in config.env),
     )
 
 
@@ -98,7 +102,6 @@ def _model_values(config: OmniDiffusionConfig) -> tuple[tuple[str, object], ...]
         "lingbot_action_root": config.action_root,
         "lingbot_reuse_last_step_kv": config.reuse_last_step_kv,
         "lingbot_vae_spatial_sharding": config.vae_spatial_sharding,
-        "lingbot_vae_decode_fast_path": config.vae_decode_fast_path,
         "lingbot_pixel_output_mode": config.pixel_output_mode,
         "lingbot_npu_leased_post_attention": config.leased_post_attention,
         "lingbot_npu_rotary_mul": config.npu_rotary_mul,

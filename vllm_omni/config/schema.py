@@ -18,6 +18,9 @@ from vllm_omni.errors import ConfigError
 
 AnySection = TypeVar("AnySection", bound="Section")
 
+HIDDEN = "***"
+"""Stands for what may be a secret: the values of ``env``."""
+
 
 class Section(BaseModel):
     """A mapping of known keys. Every key is optional; ``None`` means "not given"."""
@@ -134,7 +137,8 @@ def _describe(
             unknown.append(f"{_dotted(location)!r}{suggest(str(location[-1]), known)}")
         else:
             text = problem["msg"].removeprefix("Value error, ")
-            given = "" if problem["type"] == "value_error" else f", got {problem['input']!r}"
+            shown = HIDDEN if "env" in location else repr(problem["input"])
+            given = "" if problem["type"] == "value_error" else f", got {shown}"
             wrong.append(f"{_dotted(location)}: {text}{given}" if location else text)
     if unknown:
         wrong.insert(0, f"Unknown diffusion config field(s): {', '.join(unknown)}")

@@ -180,14 +180,13 @@ class OmniDiffusionConfig:
     action_root: str | None = None
     reuse_last_step_kv: bool = False
     vae_spatial_sharding: bool = True
-    vae_decode_fast_path: str = "off"
     pixel_output_mode: str = "auto"
     leased_post_attention: bool = False
     npu_rotary_mul: bool = False
     npu_quant: str | None = None
     npu_quant_scope: str = "ffn"
     npu_quant_weight_format: str = "nz"
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     chunk_timeout_s: float | None = None
     stage_init_timeout_s: float = 300.0
     init_timeout_s: float = 600.0
@@ -200,7 +199,6 @@ class OmniDiffusionConfig:
             ("attention_backend", self.attention_backend, ATTENTION_BACKENDS),
             ("linear_backend", self.linear_backend, LINEAR_BACKENDS),
             ("lingbot_pixel_output_mode", self.pixel_output_mode, PIXEL_OUTPUT_MODES),
-            ("lingbot_vae_decode_fast_path", self.vae_decode_fast_path, ("off", "exact")),
         ):
             if value not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
