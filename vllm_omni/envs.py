@@ -12,6 +12,11 @@ def action_root() -> str | None:
     return os.environ.get("VLLM_OMNI_LINGBOT_ACTION_ROOT") or None
 
 
+def api_key() -> str | None:
+    """Key that requests must carry, when the command line names none."""
+    return os.environ.get("VLLM_API_KEY") or None
+
+
 def max_image_pixels() -> int | None:
     """Pixel limit for pictures given by a client, in addition to the model's own."""
     return _positive_int("VLLM_MAX_IMAGE_PIXELS")

@@ -1,11 +1,13 @@
-"""A request is filled from the deployment's defaults, field by field."""
+"""A deployment with its engine: a request is filled from its defaults, figures are at hand."""
 
 import dataclasses
 
 import pytest
+from prometheus_client import generate_latest
 
+from tests.helpers.local_server import tiny_deployment
 from vllm_omni.diffusion.data import SamplingDefaults
-from vllm_omni.entrypoints.engine_client import with_defaults
+from vllm_omni.entrypoints.engine_client import EngineClient, with_defaults
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
@@ -20,6 +22,14 @@ ASKED = {
     "num_frames": 9, "seed": 0, "fps": 24, "output_type": "np", "num_outputs_per_prompt": 3,
     "generator_device": "npu",
 }  # fmt: skip
+
+
+def test_metrics_hold_those_of_the_process():
+    client = EngineClient.create(tiny_deployment(), model_name="world", warm_up=False)
+    text = generate_latest(client.engine.metrics.registry).decode()
+    for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "python_info"):
+        assert f"\n{name}" in text
+    assert 'vllm_omni:num_requests_running{model_name="world"}' in text
 
 
 def values(params: OmniDiffusionSamplingParams) -> dict[str, object]:

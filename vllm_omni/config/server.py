@@ -18,7 +18,8 @@ class ServerConfig:
         port: 0 lets the system choose.
         served_model_names: names that a request's ``model`` may give; the first is announced.
         api_keys: a request must carry one of them as bearer token; empty lets everybody in.
-        allowed_origins: origins of web pages besides the server's own; ``"*"`` for all.
+        allowed_origins: origins of web pages besides the server's own that may open sockets, post
+            and read answers (CORS); ``"*"`` for all.
         allowed_media_domains: the only hosts that pictures are fetched from, whatever their
             address; empty allows every host whose addresses are public.
         web_page: whether the page at ``/`` is served.

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TypeVar
 
+from prometheus_client import PlatformCollector, ProcessCollector
+
 from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.diffusion.data import SamplingDefaults
 from vllm_omni.diffusion.executor import create_executor
@@ -30,7 +32,7 @@ class EngineClient:
     def create(
         cls, deployment: ResolvedDeployment, *, model_name: str, warm_up: bool
     ) -> EngineClient:
-        """Make the engine; nothing is started or loaded.
+        """Make the engine; nothing is started or loaded. Its metrics hold this process's, too.
 
         Args:
             model_name: label of the metrics.
@@ -41,6 +43,8 @@ class EngineClient:
             lambda: create_executor(config), warm_up=config.geometry if warm_up else None
         )
         metrics = EngineMetrics(model_name)
+        ProcessCollector(registry=metrics.registry)
+        PlatformCollector(registry=metrics.registry)
         return cls(deployment, Engine(supervisor, metrics, max_queued=config.max_queued))
 
     def parse(

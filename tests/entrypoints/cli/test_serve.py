@@ -25,7 +25,7 @@ TINY = str(ROOT / "benchmarks" / "lingbot_world" / "configs" / "cpu_tiny.yaml")
 @pytest.fixture(autouse=True)
 def _no_setting_of_this_machine(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
-                 "VLLM_OMNI_LINGBOT_ACTION_ROOT"):  # fmt: skip
+                 "VLLM_OMNI_LINGBOT_ACTION_ROOT", "VLLM_API_KEY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
 
 
@@ -74,6 +74,51 @@ def test_a_complete_line_reaches_the_server(model, started, capsys):
     assert log.count(f"dtype = float32 (deploy file {TINY})") == 1
     assert "non-default args: " in log
     assert "secret" not in log
+
+
+@pytest.mark.parametrize(
+    ("line", "keys"),
+    [([], ("from-environment",)), (["--api-key", "typed", "other"], ("typed", "other"))],
+    ids=["not typed", "typed"],
+)
+def test_a_key_in_the_environment_counts_where_none_is_typed(
+    model, started, monkeypatch, capsys, line, keys
+):
+    monkeypatch.setenv("VLLM_API_KEY", "from-environment")
+    assert run(model, "--port", "0", *line) == 7
+    assert started[0][1].api_keys == keys
+    log = capsys.readouterr().err
+    assert ("VLLM_API_KEY" in log) == (not line)
+    assert not any(key in log for key in ("from-environment", *keys))
+
+
+def test_an_empty_key_in_the_environment_is_none(model, started, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    assert run(model, "--port", "0") == 7
+    assert started[0][1].api_keys == ()
+
+
+@pytest.mark.parametrize(
+    "stage",
+    ['{"env": {"HF_TOKEN": "hf_secret"}}', '{"runtime": {"env": {"HF_TOKEN": "hf_secret"}}}',
+     '{"engine_args": {"env": {"HF_TOKEN": "hf_secret"}}}'],
+)  # fmt: skip
+def test_the_environment_of_the_workers_is_logged_by_name_alone(model, started, capsys, stage):
+    assert run(model, "--port", "0", "--stage-overrides", f'{{"0": {stage}}}') == 7
+    assert started[0][0].config.env == {"HF_TOKEN": "hf_secret"}
+    log = capsys.readouterr().err
+    assert "env.HF_TOKEN = *** (stage override)" in log
+    assert "'env': {'HF_TOKEN': '***'}" in log
+    assert "hf_secret" not in log
+
+
+def test_a_misplaced_secret_is_not_logged_either(model, started, capsys):
+    overrides = '{"0": {"env": "HF_TOKEN=hf_secret"}}'
+    assert run(model, "--port", "0", "--stage-overrides", overrides) == 1
+    log = capsys.readouterr().err
+    assert "env: Input should be a valid dictionary, got ***" in log
+    assert "hf_secret" not in log
+    assert started == []
 
 
 def test_without_a_deploy_file_workers_are_processes_and_the_name_is_the_model(model, started):

@@ -10,6 +10,7 @@ from vllm_omni.config.server import ServerConfig
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
+PAGE = "https://page.example"
 KEYED = ServerConfig((MODEL,), api_keys=("first-key", "second-key"))
 
 
@@ -101,6 +102,58 @@ class TestOrigins:
         config = ServerConfig((MODEL,), allowed_origins=allowed)
         with local_server(config=config) as server:
             assert await status_of_socket(server.url, Origin="https://page.example") == status
+
+    @pytest.fixture(scope="class")
+    def shared_server(self):
+        config = ServerConfig((MODEL,), api_keys=("key",), allowed_origins=(PAGE,))
+        with local_server(config=config) as running:
+            yield running
+
+    @pytest.mark.parametrize(("origin", "status"), [(PAGE, 200), ("http://evil.example", 400)])
+    def test_a_preflight_carries_no_key(self, shared_server, origin, status):
+        asked = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "content-type, authorization",
+        }
+        answer = httpx.options(f"{shared_server.address}/v1/videos", headers=asked)
+        assert answer.status_code == status
+        assert answer.headers.get("access-control-allow-origin") == (
+            PAGE if status == 200 else None
+        )
+        if status == 200:
+            assert "POST" in answer.headers["access-control-allow-methods"]
+            allowed = answer.headers["access-control-allow-headers"].lower()
+            assert {"content-type", "authorization"} <= set(allowed.split(", "))
+
+    @pytest.mark.parametrize(
+        ("origin", "readable"), [(PAGE, PAGE), ("http://evil.example", None), (None, None)]
+    )
+    @pytest.mark.parametrize(("key", "status"), [("key", 200), ("wrong", 401)])
+    def test_allowed_pages_may_read(self, shared_server, origin, readable, key, status):
+        headers = {"Authorization": f"Bearer {key}"} | ({"Origin": origin} if origin else {})
+        url = f"{shared_server.address}/v1/realtime/capabilities"
+        answer = httpx.get(url, headers=headers)
+        assert answer.status_code == status
+        assert answer.headers.get("access-control-allow-origin") == readable
+
+    @pytest.mark.parametrize(("origin", "status"), [(PAGE, 415), ("http://evil.example", 403)])
+    def test_allowed_pages_may_post(self, shared_server, origin, status):
+        """415: past all access checks, at the reading of a body of no known type."""
+        headers = {"Origin": origin, "Authorization": "Bearer key"}
+        url = f"{shared_server.address}/v1/videos"
+        assert httpx.post(url, content=b"x", headers=headers).status_code == status
+
+    @pytest.mark.parametrize(("origin", "status"), [(PAGE, 101), ("http://evil.example", 403)])
+    async def test_sockets_are_checked_all_the_same(self, shared_server, origin, status):
+        found = await status_of_socket(shared_server.url, Origin=origin, Authorization="Bearer key")
+        assert found == status
+
+    def test_nobody_else_may_read_by_default(self, open_server):
+        url = f"{open_server.address}/v1/realtime/capabilities"
+        answer = httpx.get(url, headers={"Origin": PAGE})
+        assert answer.status_code == 200
+        assert "access-control-allow-origin" not in answer.headers
 
     def test_a_page_may_not_post_for_its_visitor(self, open_server):
         form = {"prompt": "x"}

@@ -180,9 +180,11 @@ _SERVER_FLAGS = (
     _server("--served-model-name", "list", "served_model_names",
             "names that a request may give as its model", default="MODEL as given"),
     _server("--api-key", "list", "api_keys",
-            "requests must carry one of these as bearer token", default="none needed"),
+            "requests must carry one of these as bearer token",
+            default="that of VLLM_API_KEY; none needed where it is not set"),
     _server("--allowed-origins", "list", "allowed_origins",
-            "origins of web pages besides the server's own, as words or as one JSON list"),
+            "origins of web pages that may talk to the server besides its own (CORS and "
+            "sockets), as words or as one JSON list; * for all"),
     _server("--allowed-media-domains", "list", "allowed_media_domains",
             "the only hosts that pictures are fetched from, private ones included",
             default="every host with public addresses"),

@@ -10,9 +10,11 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from vllm_omni import envs
 from vllm_omni.config.checkpoint import require_model
 from vllm_omni.config.devices import detect_platform
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
+from vllm_omni.config.schema import HIDDEN
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.cli.flag_parser import add_flags, refuse_by_name, typed_values
 from vllm_omni.entrypoints.cli.flags import FLAGS
@@ -89,6 +91,10 @@ def _server_config(args: argparse.Namespace, model: str) -> ServerConfig:
         key: tuple(value) if isinstance(value, list) else value
         for key, value in typed_values(args, "server").items()
     }
+    key = envs.api_key()
+    if key is not None and "api_keys" not in given:
+        logger.info("requests need the API key of VLLM_API_KEY")
+        given["api_keys"] = (key,)
     settings = replace(ServerConfig((model,)), **given)
     return replace(settings, allowed_origins=_origins(settings.allowed_origins))
 
@@ -108,11 +114,25 @@ def _origins(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def _typed_line(args: argparse.Namespace) -> str:
     shown = {
-        name.partition(".")[2]: "***" if name == "server.api_keys" else value
+        name.partition(".")[2]: HIDDEN if name == "server.api_keys" else _without_secrets(value)
         for name, value in vars(args).items()
         if name.partition(".")[0] in {"engine", "server", "serve", "refuse"}
     }
     return str(shown)
+
+
+def _without_secrets(value: object) -> object:
+    """A typed value with the values of every ``env`` in it hidden."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _hidden(inner) if key == "env" else _without_secrets(inner)
+        for key, inner in value.items()
+    }
+
+
+def _hidden(env: object) -> object:
+    return dict.fromkeys(env, HIDDEN) if isinstance(env, dict) else HIDDEN
 
 
 def _print_once(resolved: ResolvedDeployment) -> None:

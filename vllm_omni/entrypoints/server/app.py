@@ -12,6 +12,7 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI, WebSocket
+from starlette.middleware.cors import CORSMiddleware
 
 from vllm_omni import __version__
 from vllm_omni.config.resolve import ResolvedDeployment
@@ -51,6 +52,14 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
 
     app = FastAPI(title="vllm-omni", version=__version__, lifespan=lifespan)
     app.add_middleware(AccessControl, config=state.config)
+    if state.config.allowed_origins:
+        # In front of the access control: a preflight carries no key, and a page may read refusals.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=state.config.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
     app.include_router(operations_router(state))
     app.include_router(videos_router(state))
 
