@@ -1,4 +1,4 @@
-# Every target sets itself up: the stamp below stands for a virtual environment with all tools.
+# Every target sets itself up: the stamps below stand for a virtual environment and what is in it.
 #
 #   make demo    a picture, a prompt and a camera path become a short video, on any CPU
 #   make test    everything that a change must pass: format, lint, types, import layers, tests
@@ -11,9 +11,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
-# Installed first, so that the CPU build is taken; to use another build: make setup TORCH=torch
+# What running needs, and the tools of `make test` on top of it.
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+# torch goes in first: the version that is tested, and by arguments of its own for pip, since the
+# package index has one build for each platform. A torch that is there already stays.
 TORCH ?= torch==2.13.0
+TORCH_PIP ?=
+TORCH_SIZE := on Linux the CUDA build, 2.7 GB; README.md names a smaller one
 # Two test processes of one thread each: the tests' small matrices gain nothing from more.
 WORKERS ?= 2
 # vLLM pins other versions than the project runs with, so it has a folder of its own.
@@ -27,42 +32,48 @@ export OMP_NUM_THREADS = 1
 .PHONY: setup demo test check static unit soak serve-demo test-web vllm-env test-vllm clean
 .PHONY: npu-sim-env test-npu-sim
 
-setup: $(STAMP)
+setup: $(DEV_STAMP)
 
-$(STAMP): pyproject.toml
+$(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip show --quiet torch 2>/dev/null || $(BIN)/python -m pip install --quiet "$(TORCH)"
+	@$(BIN)/python -m pip show --quiet torch 2>/dev/null || \
+	  { echo "Downloading $(TORCH) into $(VENV) ($(or $(TORCH_PIP),$(TORCH_SIZE)))"; \
+	    $(BIN)/python -m pip install --quiet $(TORCH_PIP) "$(TORCH)"; }
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP)
+demo: $(RUN_STAMP)
 	$(BIN)/vllm-omni demo --out build/demo
 
 test: static unit
 
 check: test
 
-static: $(STAMP)
+static: $(DEV_STAMP)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/basedpyright
 
-unit: $(STAMP)
+unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-soak: $(STAMP)
+soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak -s --timeout 3600
 
-serve-demo: $(STAMP)
+serve-demo: $(RUN_STAMP)
 	$(BIN)/vllm-omni tiny-checkpoint build/serve-demo/model --force
 	@echo "The page will be at http://127.0.0.1:8000/ in a few seconds. Random weights paint noise."
 	$(BIN)/vllm-omni serve build/serve-demo/model --omni --host 127.0.0.1 --port 8000 \
 	  --deploy-config benchmarks/lingbot_world/configs/cpu_tiny.yaml
 
-test-web: $(STAMP)
+test-web: $(DEV_STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,web-test]'
 	$(BIN)/python -m pytest tests/web
 

@@ -1,5 +1,6 @@
 """What README.md and the pages of docs/ tell a newcomer to type exists and works."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -46,11 +47,54 @@ def test_readme_is_short():
 
 @pytest.mark.parametrize("line", sorted(set(command_lines("make"))))
 def test_make_target_exists(line):
+    assert would_run("--always-make", *shlex.split(line)[1:]) != ""
+
+
+def would_run(*arguments: str) -> str:
+    """What make would do, without doing it."""
     known = subprocess.run(
-        ["make", "--dry-run", "--always-make", *line.split()[1:]],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["make", "--dry-run", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert known.returncode == 0, known.stderr
+    return known.stdout
+
+
+TOOLS = "--editable '.[dev]'"
+
+
+def test_the_demo_installs_no_tools_and_the_tests_add_them(tmp_path):
+    venv = f"VENV={tmp_path}"
+    for target in ("demo", "serve-demo"):
+        first = would_run(venv, target)
+        assert "--editable .\n" in first
+        assert TOOLS not in first
+    (tmp_path / ".installed").touch()  # what the demo leaves
+    assert "pip" not in would_run(venv, "demo")
+    then = would_run(venv, "unit")
+    assert TOOLS in then
+    assert "--editable .\n" not in then
+    (tmp_path / ".installed-dev").touch()
+    assert "pip" not in would_run(venv, "unit", "demo")
+    os.utime(tmp_path / ".installed", (0, 0))  # older than pyproject.toml
+    assert TOOLS in would_run(venv, "unit")
+
+
+def test_torch_takes_arguments_of_its_own_for_pip(tmp_path):
+    (arguments,) = re.findall(r"`make demo (TORCH_PIP='[^']+')`", (ROOT / "README.md").read_text())
+    (argument,) = shlex.split(arguments)
+    run = would_run(f"VENV={tmp_path}", argument, "demo")
+    index = argument.partition("=")[2]
+    assert f'pip install --quiet {index} "torch==' in run
+    assert run.count(index) == 2  # once for torch, once in the line that says what comes
+    assert index not in would_run(f"VENV={tmp_path}", "demo")
+
+
+def test_an_error_does_not_pass_for_a_video():
+    shell = "".join(block for page in PAGES for block in blocks(page, "bash"))
+    calls = re.findall(r"^curl (?:.*\\\n)*.*$", shell, re.MULTILINE)
+    saved = [call for call in calls if " -o " in call]
+    assert len(saved) >= 2
+    assert [call for call in saved if "--fail-with-body" not in call] == []
 
 
 @pytest.mark.parametrize("line", sorted(set(command_lines("vllm-omni"))))
@@ -80,14 +124,28 @@ def newcomer_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("newcomer_folder")
-def test_the_python_example_makes_a_video():
-    (example,) = blocks(ROOT / "README.md", "python")
+def test_the_python_examples_make_a_video_whole_and_by_chunk():
+    whole, by_chunk = blocks(ROOT / "README.md", "python")
     names: dict = {}
-    exec(compile(example, "README.md", "exec"), names)
+    exec(compile(at_tiny_size(whole), "README.md", "exec"), names)
     video = names["video"]
     assert video.shape == (21, 64, 96, 3)
     assert video.dtype == np.float32
     assert 0 <= video.min() < video.max() <= 1
+    chunks: list = []
+    watched = by_chunk.replace("\nomni.close", "\n    chunks.append(chunk)\nomni.close")
+    exec(compile(watched, "README.md", "exec"), names | {"chunks": chunks})
+    assert [chunk.shape for chunk in chunks] == [(9, 64, 96, 3), (12, 64, 96, 3)]
+    # The same rollout: its uint8 pixels are the float ones, rounded.
+    assert np.array_equal(np.concatenate(chunks), np.round(video * 255).astype(np.uint8))
+
+
+def at_tiny_size(example: str) -> str:
+    """The example for the real checkpoint, at the size that README.md names for the tiny one."""
+    (tiny,) = re.findall(r"`(height=\d+, width=\d+)`", (ROOT / "README.md").read_text())
+    assert tiny == "height=64, width=96"
+    assert example.count("height=480, width=832") == 1
+    return example.replace("height=480, width=832", tiny)
 
 
 @pytest.mark.usefixtures("newcomer_folder")
