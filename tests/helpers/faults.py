@@ -1,7 +1,8 @@
 """Workers that fail on demand: a session's id says how, in which chunk and on which rank.
 
 ``oom:1:0`` runs out of memory in chunk 1 on rank 0; ``bug``, ``hang`` and ``die`` raise, sleep
-and kill the process. Sessions with other ids run as always.
+and kill the process; ``full:0:1`` finds no pages on rank 1 when it is opened. Sessions with other
+ids run as always.
 """
 
 import os
@@ -15,7 +16,7 @@ import pytest
 from vllm_omni.diffusion.worker import process
 from vllm_omni.diffusion.worker.commands import Refused, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
-from vllm_omni.errors import CheckpointError
+from vllm_omni.errors import CheckpointError, OutOfKVMemoryError
 
 HANG_S = 600.0
 
@@ -32,21 +33,37 @@ def telling_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> No
     pipe.send(Refused(CheckpointError(f"rank {task.rank}: {found}")))
 
 
+def refusing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
+    """Rank 1 refuses to start and ends, rank 0 loads for ever."""
+    if task.rank == 1:
+        pipe.send(Refused(CheckpointError("rank 1 found another model")))
+    else:
+        time.sleep(HANG_S)
+
+
 def install_faults(patch: pytest.MonkeyPatch) -> None:
     """Let chunks fail after their probes, when the window already holds noisy keys."""
     from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
 
-    original = LingBotWorldCausalDMDPipeline.denoise_chunk
+    denoise, open_ = (
+        LingBotWorldCausalDMDPipeline.denoise_chunk,
+        LingBotWorldCausalDMDPipeline.open_session,
+    )
+
+    def open_session(self, session_id, request):
+        _fail_if_asked(session_id, 0, opening=True)
+        return open_(self, session_id, request)
 
     def denoise_chunk(self, session, plan):
-        output = original(self, session, plan)
+        output = denoise(self, session, plan)
         _fail_if_asked(plan.session_id, plan.chunk_index)
         return output
 
     patch.setattr(LingBotWorldCausalDMDPipeline, "denoise_chunk", denoise_chunk)
+    patch.setattr(LingBotWorldCausalDMDPipeline, "open_session", open_session)
 
 
-def _fail_if_asked(session_id: str, chunk_index: int) -> None:
+def _fail_if_asked(session_id: str, chunk_index: int, *, opening: bool = False) -> None:
     import torch
     import torch.distributed as dist
 
@@ -54,8 +71,10 @@ def _fail_if_asked(session_id: str, chunk_index: int) -> None:
         return
     fault, chunk, rank = session_id.split(":")
     here = dist.get_rank() if dist.is_initialized() else 0
-    if (int(chunk), int(rank)) != (chunk_index, here):
+    if (int(chunk), int(rank), fault == "full") != (chunk_index, here, opening):
         return
+    if fault == "full":
+        raise OutOfKVMemoryError("injected")
     if fault == "oom":
         raise torch.OutOfMemoryError("injected")
     if fault == "bug":

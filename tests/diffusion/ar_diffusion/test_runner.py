@@ -20,8 +20,10 @@ from vllm_omni.errors import (
     OutOfKVMemoryError,
     SessionClosedError,
     SessionFailedError,
+    WorkerFailedError,
 )
 from vllm_omni.experimental.ar_diffusion.runner import ChunkRunner
+from vllm_omni.platforms.cpu import CpuPlatform
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -116,6 +118,23 @@ def test_a_raise_frees_the_session_and_the_next_one_is_as_if_alone(worker, place
         runner.run(ChunkPlan("a", 2), delivered.append)
     after = run_rollout(worker, request)
     assert all((x == y).all() for x, y in zip(alone, after, strict=True))
+
+
+class DeadPlatform(CpuPlatform):
+    """A device whose context an error has taken with it."""
+
+    def synchronize(self, device):
+        raise RuntimeError(f"{device}: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_that_takes_the_device_with_it_asks_for_new_workers(worker, place):
+    runner = ChunkRunner(FailingPipeline(worker, place, InjectedError()), DeadPlatform())
+    runner.open("a", keys_request(3))
+    runner.run(ChunkPlan("a", 0), lambda _: None)
+    with pytest.raises(WorkerFailedError, match=r"chunk 1 of a left the device unusable .*illegal"):
+        runner.run(ChunkPlan("a", 1), lambda _: None)
+    assert runner.num_sessions == 0
 
 
 @pytest.mark.parametrize("place", PLACES)

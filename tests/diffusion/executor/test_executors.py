@@ -1,5 +1,6 @@
 """One battery for every executor: same bytes, same errors, nothing left behind."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -181,3 +182,11 @@ def test_an_executor_that_does_not_run(make):
         made.close_session("a")
     made.shutdown()
     made.shutdown()
+
+
+def test_the_environment_of_the_deployment_holds_in_the_process_of_an_inline_worker(monkeypatch):
+    monkeypatch.setenv("LINGBOT_MARKER", "before")
+    made = InlineExecutor(tiny_config("inline", env={"LINGBOT_MARKER": "here"}))
+    made.start()
+    made.shutdown()
+    assert os.environ["LINGBOT_MARKER"] == "here"

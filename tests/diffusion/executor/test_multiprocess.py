@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.diffusion.executor.test_executors import tiny_config
-from tests.helpers.faults import faulty_main, telling_main
+from tests.helpers.faults import faulty_main, refusing_main, telling_main
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor.multiprocess import ChunkLimit, MultiprocExecutor
@@ -104,6 +104,25 @@ def test_ranks_refuse_together_and_go_on(two_ranks):
     make_rollout(two_ranks, request)
 
 
+def test_ranks_that_share_weights_refuse_together_before_any_exchange():
+    """Opening must not wait for a rank that has no pages: exchanges come with the first chunk."""
+    made = MultiprocExecutor(
+        tiny_config("mp", parallel=DiffusionParallelConfig(tensor_parallel_size=2)),
+        worker_main=faulty_main,
+    )
+    made.start()
+    request, began_s = small_request(num_chunks=2), time.monotonic()
+    expected = make_rollout(made, request)
+    for rank in (0, 1):
+        with pytest.raises(OutOfKVMemoryError, match="injected"):
+            made.open_session(f"full:0:{rank}", request)
+    again = make_rollout(made, request)
+    made.shutdown()
+    assert time.monotonic() - began_s < FOUND_WITHIN_S
+    # Bitwise: no exchange of a refused session was left over for the next one.
+    assert all(np.array_equal(a, b) for a, b in zip(again, expected, strict=True))
+
+
 def test_signals_do_not_end_a_worker():
     made = MultiprocExecutor(tiny_config("mp"))
     made.start()
@@ -153,6 +172,14 @@ def test_environment_is_set_before_torch_loads():
     with pytest.raises(CheckpointError, match="torch loaded: False, marker: here"):
         made.start()
     assert "FAULTS_MARKER" not in os.environ
+
+
+def test_a_rank_that_refuses_to_start_is_heard_while_another_loads():
+    made = MultiprocExecutor(tiny_config("mp", parallel=TWO_RANKS), worker_main=refusing_main)
+    with pytest.raises(CheckpointError, match="rank 1 found another model"):
+        made.start()
+    with pytest.raises(WorkerFailedError, match="not running"):
+        _ = made.group
 
 
 def test_calls_may_come_from_any_thread():
@@ -235,6 +262,8 @@ def test_the_parent_loads_no_torch(tmp_path):
 
 def test_chunk_limit():
     limit = ChunkLimit(None, cold_s=300.0)
+    assert limit.seconds == 300.0
+    limit.observe(250.0)  # it compiled, and says nothing about the chunks to come
     assert limit.seconds == 300.0
     limit.observe(2.0)
     assert limit.seconds == 60.0

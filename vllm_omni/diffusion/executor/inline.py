@@ -10,6 +10,7 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
     WorkerReady,
 )
+from vllm_omni.diffusion.worker.process import prepare_environment
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.errors import ConfigError, WorkerFailedError
 
@@ -27,7 +28,8 @@ class InlineExecutor:
         self._worker: Worker | None = None
 
     def start(self) -> WorkerReady:
-        """Load the model."""
+        """Set the deployment's environment in this process, then load the model."""
+        prepare_environment(self._config)
         self._worker = Worker(self._config)
         return self._worker.ready
 

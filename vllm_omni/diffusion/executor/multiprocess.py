@@ -75,11 +75,14 @@ class MultiprocExecutor:
             raise WorkerFailedError("the worker processes are already running")
         self._limit = ChunkLimit(self._config.chunk_timeout_s, self._config.stage_init_timeout_s)
         started_s = time.monotonic()
-        self._group = WorkerGroup(self._config, self._worker_main)
+        self._group = group = WorkerGroup(self._config, self._worker_main)
         try:
             replies = self._gather(started_s + self._config.stage_init_timeout_s, "its start")
-        except BaseException:
+        except BaseException as error:
             self._drop()
+            # Rank 1 may have said no and ended while rank 0 was still loading.
+            if isinstance(error, WorkerFailedError) and group.refusal is not None:
+                raise group.refusal from None
             raise
         ready = [reply.value for reply in replies if isinstance(reply.value, WorkerReady)]
         logger.info("%d worker processes ready in %.1f s", len(ready), time.monotonic() - started_s)
@@ -167,7 +170,10 @@ class MultiprocExecutor:
         if len(refusals) < len(replies):
             self._drop()
             raise WorkerFailedError(f"the ranks disagree about {doing}: {refusals[0].error}")
-        raise _shared_error(refusals)
+        error = _shared_error(refusals)
+        if isinstance(error, WorkerFailedError):
+            self._drop()
+        raise error
 
     def _result(self, ready: ChunkReady) -> ChunkResult:
         return ChunkResult(
@@ -190,25 +196,25 @@ class ChunkLimit:
 
     Args:
         fixed_s: the deployment's limit; ``None`` measures.
-        cold_s: limit of the first chunk, which may have to compile.
+        cold_s: limit of the first two chunks; the first may have to compile and counts for none.
     """
 
     def __init__(self, fixed_s: float | None, cold_s: float) -> None:
         self._fixed_s = fixed_s
         self._cold_s = cold_s
-        self._slowest_s = 0.0
+        self._slowest_s: float | None = None
 
     @property
     def seconds(self) -> float:
         """Limit of the next chunk."""
         if self._fixed_s is not None:
             return self._fixed_s
-        measured_s = SLOWEST_CHUNKS * self._slowest_s or self._cold_s
+        measured_s = SLOWEST_CHUNKS * self._slowest_s if self._slowest_s else self._cold_s
         return max(SHORTEST_LIMIT_S, measured_s)
 
     def observe(self, chunk_s: float) -> None:
-        """Count a finished chunk."""
-        self._slowest_s = max(self._slowest_s, chunk_s)
+        """Count a finished chunk, but the first: it is cold."""
+        self._slowest_s = 0.0 if self._slowest_s is None else max(self._slowest_s, chunk_s)
 
 
 def _shared_error(refusals: list[Refused]) -> OmniError:

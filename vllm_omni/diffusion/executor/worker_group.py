@@ -17,9 +17,9 @@ from multiprocessing.process import BaseProcess
 
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.worker.commands import Command, Lost, Reply, Stop, WorkerTask
+from vllm_omni.diffusion.worker.commands import Command, Lost, Refused, Reply, Stop, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
-from vllm_omni.errors import WorkerFailedError
+from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
@@ -56,6 +56,7 @@ class WorkerGroup:
 
     Attributes:
         rendezvous: directory where the ranks meet; ``None`` for a group of one.
+        refusal: what a rank that ended had refused with, if nobody had read it before.
     """
 
     def __init__(self, config: OmniDiffusionConfig, worker_main: WorkerMain) -> None:
@@ -65,6 +66,7 @@ class WorkerGroup:
         self.rendezvous = (
             tempfile.mkdtemp(prefix="vllm-omni-ranks-") if self.world_size > 1 else None
         )
+        self.refusal: OmniError | None = None
         self._reasons: dict[int, str] = {}
         self._workers = self._launch(worker_main)
         # Before the interpreter would wait for its children, which ignore its signals.
@@ -173,12 +175,23 @@ class WorkerGroup:
         )
 
     def _fate(self, worker: _Worker) -> str | None:
-        reason = self._reasons.get(worker.rank) or _last_words(worker.pipe)
+        reason = self._reason(worker)
         code = worker.process.exitcode
         if code is None:
             return None if reason is None else f"rank {worker.rank} raised {reason}"
         ended = f"rank {worker.rank} ended with exit code {code}{_signal_name(code)}"
         return ended if reason is None else f"{ended} after {reason}"
+
+    def _reason(self, worker: _Worker) -> str | None:
+        """Why a worker ended, if it said so."""
+        if worker.rank not in self._reasons:
+            match _last_words(worker.pipe):
+                case Lost(reason):
+                    self._reasons[worker.rank] = reason
+                case Refused(error) if error is not None:
+                    self.refusal = self.refusal or error
+                    self._reasons[worker.rank] = f"{type(error).__name__}: {error}"
+        return self._reasons.get(worker.rank)
 
 
 def _end(workers: tuple[_Worker, ...], rendezvous: str | None) -> None:
@@ -190,13 +203,13 @@ def _end(workers: tuple[_Worker, ...], rendezvous: str | None) -> None:
         shutil.rmtree(rendezvous, ignore_errors=True)
 
 
-def _last_words(pipe: Connection) -> str | None:
-    """Why a worker ended, if it said so and nobody has read it."""
+def _last_words(pipe: Connection) -> Lost | Refused | None:
+    """What a worker said of its end, if nobody has read it."""
     try:
         while pipe.poll(0):
             reply = pipe.recv()
-            if isinstance(reply, Lost):
-                return reply.reason
+            if isinstance(reply, Lost | Refused):
+                return reply
     except (EOFError, OSError):
         pass
     return None

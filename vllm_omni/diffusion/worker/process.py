@@ -47,7 +47,7 @@ def main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
     """Run one rank. The entry point of the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _prepare_environment(task.config)
+    prepare_environment(task.config)
     configure_logging(
         level=task.log_level, rank=task.rank if task.config.parallel.world_size > 1 else None
     )
@@ -70,7 +70,8 @@ def _serve(task: WorkerTask, line: _Line, pixels: SharedBytes) -> None:
     _end(worker)
 
 
-def _prepare_environment(config: OmniDiffusionConfig) -> None:
+def prepare_environment(config: OmniDiffusionConfig) -> None:
+    """Set the variables of the deployment, of its devices and of its ranks in this process."""
     envs.export(dict(config.env))
     if config.devices is not None:
         envs.show_devices(config.device, config.devices)

@@ -16,6 +16,7 @@ from vllm_omni.errors import (
     OmniError,
     SessionClosedError,
     SessionFailedError,
+    WorkerFailedError,
 )
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
@@ -47,6 +48,7 @@ class ChunkRunner:
             OutOfKVMemoryError: if its window does not fit.
             DeviceOutOfMemoryError: if memory ran out.
             SessionFailedError: if opening raised anything else.
+            WorkerFailedError: if that left the device unusable.
         """
         if session_id in self._sessions:
             raise InvalidRequestError(f"session {session_id} is already open")
@@ -66,6 +68,7 @@ class ChunkRunner:
             SessionClosedError: if the session is not open.
             DeviceOutOfMemoryError: if memory ran out.
             SessionFailedError: if the chunk raised anything else.
+            WorkerFailedError: if that left the device unusable.
                 Whatever is raised, the session is closed and its memory free.
         """
         refusal = self.refusal(plan)
@@ -105,8 +108,23 @@ class ChunkRunner:
             self.close(session_id)
             logger.exception("%s failed", step)
             traceback.clear_frames(error.__traceback__)
+            self._check_device(step)
             raise SessionFailedError(
                 f"{step} failed inside the model ({type(error).__name__})"
+            ) from error
+
+    def _check_device(self, step: str) -> None:
+        """Some errors take the whole device context with them, and every later session.
+
+        Raises:
+            WorkerFailedError: if the device does nothing any more.
+        """
+        try:
+            self._platform.synchronize(torch.device(self._platform.name))
+        except RuntimeError as error:
+            raise WorkerFailedError(
+                f"{step} left the device unusable ({type(error).__name__}: {error}); the workers "
+                "have to be restarted"
             ) from error
 
     def _run(self, session: LiveSession, plan: ChunkPlan, deliver: Deliver) -> ChunkTimings:

@@ -293,6 +293,7 @@ def test_state_bytes_bound_what_a_session_holds(worker):
             worker.pipeline.commit_chunk(session)
             committed = session.committed
             held = committed.condition.bytes() + committed.decoder.bytes()
+            assert committed.text is not None
             held += sum(pair.key.nbytes + pair.value.nbytes for pair in committed.text.kv)
             assert held <= worker.pipeline.state_bytes(SMALL)
     finally:

@@ -18,7 +18,13 @@ import torch
 from jaxtyping import BFloat16, Float32
 from torch import Tensor
 
-from vllm_omni.platforms.graphs import Capture, DeviceEvent, DeviceStream, GraphRuntime
+from vllm_omni.platforms.graphs import (
+    Capture,
+    DeviceEvent,
+    DeviceStream,
+    GraphPool,
+    GraphRuntime,
+)
 
 _INPUT_DTYPES = [torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16]
 
@@ -131,9 +137,13 @@ class LeaseCounters:
 class Slot:
     """Input buffers, shared by the blocks, and what each block captured over them.
 
+    The graphs of a slot share a pool. That is safe since a slot has one lease at a time, whose
+    replay waits for every reader of the lease before it.
+
     Attributes:
         attended: the attention's output before its projection.
         inputs: private copies of the block's inputs.
+        pool: memory of the graphs.
         captures: one graph for each block.
         completion: ends of the last consumers; the next use waits for them.
         active: whether it is leased, for ever after a failure.
@@ -142,20 +152,21 @@ class Slot:
 
     attended: BFloat16[Tensor, "tokens dim"]
     inputs: LeaseInputs
+    pool: GraphPool
     captures: list[Capture] = field(default_factory=list)
     completion: list[DeviceEvent] = field(default_factory=list)
     active: bool = False
     generation: int = 0
 
     @classmethod
-    def empty(cls, signature: LeaseSignature) -> Slot:
+    def empty(cls, signature: LeaseSignature, pool: GraphPool) -> Slot:
         """Zeroed buffers, so that a first run over them meets ordinary numbers."""
         size, device = (signature.tokens, signature.dim), signature.device
         attended, hidden, gain, shift = (
             torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(4)
         )
         gate = torch.zeros(signature.gate_rows, signature.dim, device=device)
-        return cls(attended, LeaseInputs(hidden, gate, gain, shift))
+        return cls(attended, LeaseInputs(hidden, gate, gain, shift), pool)
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ from types import FunctionType, MethodType
 import torch.nn.functional as F
 from jaxtyping import Shaped
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from vllm_omni.diffusion.layers import norm
 from vllm_omni.diffusion.models.lingbot_world import blocks
@@ -62,6 +63,9 @@ def fingerprint(block: LingBotWorldBlock) -> Fingerprint:
         for part, hook in _hooks(module):
             owners.append(hook)
             facts.append((f"{name} {part}", _callable_identity(hook)))
+    for part, hook in _global_hooks():
+        owners.append(hook)
+        facts.append((part, _callable_identity(hook)))
     for name, function in _functions(block):
         owners.append(function)
         facts.append((name, _callable_identity(function)))
@@ -82,6 +86,13 @@ def _tensor_identity(tensor: Shaped[Tensor, "..."]) -> tuple[object, ...]:
 def _hooks(module: nn.Module) -> Iterator[tuple[str, Callable[..., object]]]:
     for kind in ("_forward_pre_hooks", "_forward_hooks"):
         for key, hook in vars(module)[kind].items():
+            yield f"{kind} {key}", hook
+
+
+def _global_hooks() -> Iterator[tuple[str, Callable[..., object]]]:
+    """Hooks on the forwards of all modules; torch gives them no public list."""
+    for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
+        for key, hook in vars(torch_module)[kind].items():
             yield f"{kind} {key}", hook
 
 

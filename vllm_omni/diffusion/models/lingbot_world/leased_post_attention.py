@@ -109,20 +109,10 @@ class LeasedPostAttention:
                 f"post-attention graphs take {self.options.max_signatures} sizes whose gate rows "
                 f"divide the tokens, got {signature} beside {len(self._arenas)} sizes"
             )
-        slots = tuple(Slot.empty(signature) for _ in range(NUM_SLOTS))
-        stream = self.runtime.current_stream(signature.device)
-        for layer, block in enumerate(self.blocks):
+        slots = tuple(Slot.empty(signature, self.runtime.new_pool()) for _ in range(NUM_SLOTS))
+        for layer in range(len(self.blocks)):
             for slot in slots:
-                try:
-                    capture = self.runtime.capture(block.post_attention, slot.buffers, stream)
-                except RuntimeError as error:
-                    raise ConfigError(
-                        f"the post-attention graph of block {layer} cannot be captured by the "
-                        f"{self.runtime.name} runtime: {error}; set "
-                        "lingbot_npu_leased_post_attention to false"
-                    ) from error
-                _check_capture(capture, slot)
-                slot.captures.append(capture)
+                slot.captures.append(self._capture(layer, slot))
                 self.counters.captures += 1
         self._arenas[signature] = slots
 
@@ -197,6 +187,20 @@ class LeasedPostAttention:
 
     # ------------------------------------------------------------ inner parts
 
+    def _capture(self, layer: int, slot: Slot) -> Capture:
+        stream = self.runtime.current_stream(slot.attended.device)
+        function = self.blocks[layer].post_attention
+        try:
+            capture = self.runtime.capture(function, slot.buffers, stream=stream, pool=slot.pool)
+            _check_capture(capture, slot)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the post-attention graph of block {layer} cannot be captured by the "
+                f"{self.runtime.name} runtime: {error}; set lingbot_npu_leased_post_attention to "
+                "false"
+            ) from error
+        return capture
+
     def _borrow(self, layer: int, inputs: LeaseInputs) -> Lease:
         with self._lock:
             self.check_healthy()
@@ -227,14 +231,16 @@ class LeasedPostAttention:
 
     def _fail(self, error: BaseException, lease: Lease, inputs: LeaseInputs) -> None:
         """Keep everything; the slot stays active, so nobody gets it again."""
-        self.failed = True
         fixed = (self._fingerprints[lease.layer].owners, self.options.provider_owners)
-        self.keep(error, (self, lease, lease.slot, inputs, *fixed))
+        owners = (self, lease, lease.slot, inputs, *fixed)
+        self.keep(owners)
+        if not self.failed:
+            self.failed = True
+            self.options.report(_ORIGIN, error, owners)
 
-    def keep(self, reason: BaseException, owners: tuple[object, ...]) -> None:
-        """Release these objects never."""
+    def keep(self, owners: tuple[object, ...]) -> None:
+        """Release these objects never: the one report of a failure holds this controller."""
         self.quarantine.append(owners)
-        self.options.report(_ORIGIN, reason, owners)
 
     def fingerprint(self, layer: int) -> Fingerprint:
         """What is remembered of a block."""
@@ -267,7 +273,7 @@ def asking_for_restart(leases: LeasedPostAttention | None, *owners: object) -> I
         yield
     except BaseException as error:
         if leases is not None and leases.failed:
-            leases.keep(error, owners)
+            leases.keep(owners)
         if leases is not None and leases.failed and isinstance(error, Exception):
             raise WorkerFailedError(
                 f"a post-attention graph failed ({type(error).__name__}: {error}); its memory is "

@@ -124,6 +124,8 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
     def open_session(self, session_id: str, request: SessionRequest) -> LingBotSession:
         """Take KV pages, embed prompt and timesteps, prepare picture and camera.
 
+        Nothing here waits for another rank: any rank may refuse.
+
         Raises:
             OutOfKVMemoryError: if the window does not fit into the pool.
             UnsupportedParallelismError: if the Ulysses degree does not divide the size's tokens.
@@ -141,7 +143,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
                 condition=parts.conditions.fresh(),
                 camera=parts.cameras.fresh(),
                 decoder=self.parts.output.fresh(request.output),
-                text=self._text_condition(self.parts.text.embed(request.prompt)),
+                text=None,
             )
         except BaseException:
             kv.close()
@@ -162,7 +164,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         condition, condition_state = parts.conditions.next_chunk(before.condition)
         watch.lap("condition_ms")
         camera, camera_state = parts.cameras.next_chunk(before.camera, plan)
-        text = self._moved_text(before.text, plan.prompt)
+        text = self._text(session, plan.prompt)
         context = self._context(session, camera, text)
         watch.lap("camera_ms")
         with asking_for_restart(parts.leases, parts, before, context, condition):
@@ -222,6 +224,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         timesteps = (*schedule.timesteps, COMMIT_TIMESTEP)
         return SessionParts(
             output=request.output,
+            prompt=self.parts.text.embed(request.prompt),
             geometry=geometry,
             schedule=schedule,
             steps=tuple(
@@ -272,10 +275,13 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
     def _text_condition(self, embedding: Float[Tensor, "text_tokens text_dim"]) -> TextCondition:
         return TextCondition(embedding, self.parts.transformer.embed_text(embedding))
 
-    def _moved_text(self, text: TextCondition, step: PromptStep | None) -> TextCondition:
+    def _text(self, session: LingBotSession, step: PromptStep | None) -> TextCondition:
+        """The prompt of the next chunk; under tensor parallelism its keys take exchanges."""
+        text = session.committed.text
         if step is None:
-            return text
+            return text or self._text_condition(session.parts.prompt)
         target = self.parts.text.embed(step.prompt)
         if step.weight == 1.0:
             return self._text_condition(target)
-        return self._text_condition(torch.lerp(text.embedding, target, step.weight))
+        current = session.parts.prompt if text is None else text.embedding
+        return self._text_condition(torch.lerp(current, target, step.weight))

@@ -145,12 +145,14 @@ class PixelGather:
         return arena if self.group.rank == ROOT else None
 
     def _gather(self, part: Part, touched: list[Tensor]) -> Parts | None:
+        # A global rank, although it is a group's: torch_npu's own gather knows no other.
+        root = 0 if self.group.group is None else dist.get_global_rank(self.group.group, ROOT)
         if self.group.rank != ROOT:
-            dist.gather(part, group=self.group.group, group_dst=ROOT)
+            dist.gather(part, dst=root, group=self.group.group)
             return None
         arena = part.new_empty(self.group.size, *part.shape)
         touched.append(arena)
-        dist.gather(part, list(arena.unbind(0)), group=self.group.group, group_dst=ROOT)
+        dist.gather(part, list(arena.unbind(0)), dst=root, group=self.group.group)
         return arena
 
     def _point_to_point(self, part: Part, touched: list[Tensor]) -> Parts | None:

@@ -1,11 +1,12 @@
 """Files named by a client, opened so that links, pipes and swaps cannot lead elsewhere.
 
-Error texts name the kind of problem and never a path of this machine.
+Error texts, which clients see, name the kind of problem and never a path of this machine. The path
+is in a note on the exception, which Python shows below it in a traceback and nobody sends.
 """
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 
@@ -20,9 +21,13 @@ def open_regular_file(path: str, *, field: str) -> Iterator[BufferedReader]:
     """Open a file wherever it is; links are followed, anything but a regular file is refused.
 
     Raises:
-        InvalidRequestError: without the path in its text.
+        InvalidRequestError: without the path in its text, but in a note. So is one that is raised
+            while the file is open.
     """
-    with _descriptor(path, _OPEN, field=field, what="file") as descriptor:
+    with (
+        _noted(lambda: f"the file is {os.path.abspath(path)!r}"),
+        _descriptor(path, _OPEN, field=field, what="file") as descriptor,
+    ):
         _check_kind(os.fstat(descriptor), field=field, what="file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             yield file
@@ -42,15 +47,20 @@ def open_directory_below(root: str, relative: str, *, field: str) -> Iterator[in
         A descriptor to open files by.
 
     Raises:
-        InvalidRequestError: if the path leaves the root, passes a link or is no directory.
+        InvalidRequestError: if the path leaves the root, passes a link or is no directory, with
+            the root in a note. So is one that is raised while the directory is open.
     """
-    parts = _components_below(root, relative, field=field)
     flags = _OPEN | os.O_DIRECTORY
-    with _descriptor(root, flags, field=field, what="trusted root") as opened_root:
+    with (
+        _noted(lambda: f"{relative!r} was looked up below the trusted root {root!r}"),
+        _descriptor(root, flags, field=field, what="trusted root") as opened_root,
+    ):
+        parts = _components_below(root, relative, field=field)
         descriptor = os.dup(opened_root)
         try:
-            for part in parts:
-                below = _open_same(part, descriptor, flags, field=field, what="directory")
+            for index, part in enumerate(parts):
+                what = f"directory {os.sep.join(parts[: index + 1])!r:.100}"
+                below = _open_same(part, descriptor, flags, field=field, what=what)
                 os.close(descriptor)
                 descriptor = below
             yield descriptor
@@ -96,7 +106,7 @@ def _open_same(name: str, directory: int, flags: int, *, field: str, what: str) 
         before = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except (OSError, ValueError) as error:
         raise _unreadable(error, field=field, what=what) from None
-    _check_kind(before, field=field, what=what)
+    _check_kind(before, field=field, what=what, directory=bool(flags & os.O_DIRECTORY))
     try:
         descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=directory)
     except OSError as error:
@@ -108,13 +118,25 @@ def _open_same(name: str, directory: int, flags: int, *, field: str, what: str) 
     return descriptor
 
 
-def _check_kind(status: os.stat_result, *, field: str, what: str) -> None:
-    wanted = stat.S_ISDIR if what == "directory" else stat.S_ISREG
+def _check_kind(
+    status: os.stat_result, *, field: str, what: str, directory: bool = False
+) -> None:
+    wanted = stat.S_ISDIR if directory else stat.S_ISREG
     if stat.S_ISLNK(status.st_mode):
         raise InvalidRequestError(f"{what}: symbolic links are not followed", field=field)
     if not wanted(status.st_mode):
-        kind = "directory" if what == "directory" else "regular file"
+        kind = "directory" if directory else "regular file"
         raise InvalidRequestError(f"{what}: is not a {kind}", field=field)
+
+
+@contextmanager
+def _noted(note: Callable[[], str]) -> Iterator[None]:
+    """Add a line to what is refused: shown where Python shows the error, in no text of it."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        error.add_note(note())
+        raise
 
 
 @contextmanager

@@ -40,13 +40,14 @@ class CommittedState:
     Attributes:
         next_chunk: index of the chunk to make.
         decoder: ``None`` when the session hands out latents.
+        text: ``None`` before the first chunk.
     """
 
     next_chunk: int
     condition: ConditionState
     camera: CameraState
     decoder: DecoderState | None
-    text: TextCondition
+    text: TextCondition | None
 
     @property
     def next_latent_frame(self) -> int:
@@ -76,12 +77,14 @@ class SessionParts:
 
     Attributes:
         output: what each chunk hands out.
+        prompt: encoder output of the prompt that the session begins with.
         steps: embedded timesteps of the four probes and the commit.
         generator: draws all noise of the session.
         leases: post-attention graphs; ``None`` if the session runs without them.
     """
 
     output: OutputKind
+    prompt: Float[Tensor, "text_tokens text_dim"]
     geometry: VideoGeometry
     schedule: DmdSchedule
     steps: tuple[TimeEmbedding, ...]
