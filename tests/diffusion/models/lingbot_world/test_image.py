@@ -297,6 +297,16 @@ def test_unreadable_paths_are_refused_without_naming_them(tmp_path):
         assert name not in text or name == "."
 
 
+@pytest.mark.parametrize("name", ["missing.png", "text.png", "."])
+def test_a_path_is_named_where_a_traceback_is_seen_and_nowhere_else(tmp_path, monkeypatch, name):
+    (tmp_path / "text.png").write_text("hello")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidRequestError) as caught:
+        load_image(name)
+    assert "png" not in str(caught.value)
+    assert caught.value.__notes__ == [f"the file is {os.path.abspath(name)!r}"]
+
+
 def test_a_picture_may_be_a_link(tmp_path):
     (tmp_path / "a.png").write_bytes(KINDS["rgb_png"]())
     (tmp_path / "b.png").symlink_to("a.png")

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import traceback
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def write(directory, poses=None, intrinsics=None):
 
 
 def refused(root, match, action_path="walk", num_frames=9):
-    """The error text, which names neither the root nor anything above it."""
+    """The error text, which names neither the root nor anything above it: clients see it."""
     with pytest.raises(InvalidRequestError, match=match) as caught:
         load_recorded_camera(str(root), action_path, num_frames)
     assert str(root) not in str(caught.value)
@@ -121,19 +122,32 @@ def test_without_a_root_nothing_is_read():
         ("", "blank"),
         ("  ", "blank"),
         ("wa\0lk", "NUL"),
-        ("missing", "directory: cannot be opened"),
+        ("missing", "directory 'missing': cannot be opened .No such file or directory"),
+        ("full/missing/walk", "directory 'full/missing': cannot be opened"),
         ("a\ud800", "not usable"),
         ("x" * 300, "cannot be opened"),
-        ("file", "is not a directory"),
+        ("file", "directory 'file': is not a directory"),
     ],
 )
 def test_paths_that_lead_elsewhere_are_refused(tmp_path, action_path, match):
     root = tmp_path / "root"
     write(tmp_path / "outside")
     write(tmp_path / "rootevil")
-    root.mkdir()
+    (root / "full").mkdir(parents=True)
     (root / "file").touch()
     refused(root, match, action_path.format(root=root))
+
+
+@pytest.mark.parametrize("action_path", ["missing", "../walk", "walk"])
+def test_the_root_is_named_where_a_traceback_is_seen_and_nowhere_else(tmp_path, action_path):
+    root = tmp_path / "root"
+    (root / "walk").mkdir(parents=True)  # without the two files
+    with pytest.raises(InvalidRequestError) as caught:
+        load_recorded_camera(str(root), action_path, 9)
+    assert str(root) not in str(caught.value)
+    note = f"{action_path!r} was looked up below the trusted root {str(root)!r}"
+    assert caught.value.__notes__ == [note]
+    assert "".join(traceback.format_exception(caught.value)).rstrip().endswith(note)
 
 
 def test_links_below_the_root_are_refused(tmp_path):

@@ -52,7 +52,7 @@ def open_directory_below(root: str, relative: str, *, field: str) -> Iterator[in
     """
     flags = _OPEN | os.O_DIRECTORY
     with (
-        _noted(lambda: f"{relative!r} was looked up below the trusted root {root!r}"),
+        _noted(lambda: f"{relative!r:.200} was looked up below the trusted root {root!r}"),
         _descriptor(root, flags, field=field, what="trusted root") as opened_root,
     ):
         parts = _components_below(root, relative, field=field)
@@ -118,9 +118,7 @@ def _open_same(name: str, directory: int, flags: int, *, field: str, what: str) 
     return descriptor
 
 
-def _check_kind(
-    status: os.stat_result, *, field: str, what: str, directory: bool = False
-) -> None:
+def _check_kind(status: os.stat_result, *, field: str, what: str, directory: bool = False) -> None:
     wanted = stat.S_ISDIR if directory else stat.S_ISREG
     if stat.S_ISLNK(status.st_mode):
         raise InvalidRequestError(f"{what}: symbolic links are not followed", field=field)
