@@ -32,6 +32,7 @@ from benchmarks.lingbot_world.session import (
     SessionOptions,
     endpoint_url,
     run_session,
+    served_size,
 )
 from benchmarks.lingbot_world.workload import (
     CAMERA_PATTERNS,
@@ -122,6 +123,7 @@ def _add_target_flags(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000)
     add("--base-url", help="http(s) or ws(s) address instead of host and port")
+    add("--api-key", help="key of the server, where it needs one")
     add("--model", help="served name; left out of the start message when not given")
 
 
@@ -133,8 +135,8 @@ def _add_workload_flags(parser: argparse.ArgumentParser) -> None:
     add("--negative-prompt")
     add("--num-chunks", type=int, help="length (default 16)")
     add("--camera-pattern", choices=CAMERA_PATTERNS, help="default forward")
-    add("--width", type=int, help="default 832")
-    add("--height", type=int, help="default 480")
+    add("--width", type=int, help="with neither side: the server's size, 832x480 if it has none")
+    add("--height", type=int, help="with the width alone: 480")
     add("--fps", type=float, help="rate of the video that is made (default 16)")
     add("--seed", type=int, help="default 42")
     add("--flow-shift", type=float, help="default 5.0")
@@ -160,18 +162,23 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("--print-chunks", action="store_true")
 
 
-def _workload(args: argparse.Namespace) -> Workload:
+def _workload(
+    args: argparse.Namespace, find_size: Callable[[], tuple[int, int] | None] | None = None
+) -> Workload:
     names = ("image", "prompt", "negative_prompt", "num_chunks", "camera_pattern", "width",
              "height", "fps", "seed", "flow_shift")  # fmt: skip
-    return load_workload(args.workload, {name: vars(args)[name] for name in names})
+    overrides = {name: vars(args)[name] for name in names}
+    return load_workload(args.workload, overrides, find_size=find_size)
 
 
-def _options(args: argparse.Namespace, *, chatty: bool) -> SessionOptions:
+def _options(args: argparse.Namespace, *, chatty: bool, keep_video: bool) -> SessionOptions:
     return SessionOptions(
         first_chunk_timeout_s=args.first_chunk_timeout,
         chunk_timeout_s=args.chunk_timeout,
         ping_interval_s=args.ping_interval,
         on_chunk=_print_chunk if chatty else None,
+        api_key=args.api_key,
+        keep_video=keep_video,
     )
 
 
@@ -186,19 +193,19 @@ def _print_chunk(chunk: ChunkRecord) -> None:
 async def _measure(
     args: argparse.Namespace, endpoint: str, workload: Workload
 ) -> list[SessionResult]:
-    async def start(index: int, began: float, *, chatty: bool = args.print_chunks) -> SessionResult:
+    async def play(index: int, began: float, options: SessionOptions) -> SessionResult:
         return await run_session(
-            endpoint,
-            workload,
-            _options(args, chatty=chatty),
-            model=args.model,
-            session_index=index,
-            run_began=began,
+            endpoint, workload, options, model=args.model, session_index=index, run_began=began
         )
+
+    async def start(index: int, began: float) -> SessionResult:
+        saved = args.save_video is not None and index == args.sessions - 1
+        return await play(index, began, _options(args, chatty=args.print_chunks, keep_video=saved))
 
     for index in range(args.warmup_sessions):
         print(f"Warm-up session {index + 1}/{args.warmup_sessions}")
-        await start(index, time.perf_counter(), chatty=False)
+        quiet = _options(args, chatty=False, keep_video=False)
+        await play(index, time.perf_counter(), quiet)
     if args.arrival_rate is None:
         return await run_sessions(start, [0.0] * args.sessions, args.concurrency or 1)
     offsets = arrival_offsets(
@@ -235,9 +242,9 @@ def _config(args: argparse.Namespace, workload: Workload) -> dict[str, object]:
 
 def _run(args: argparse.Namespace) -> None:
     endpoint = endpoint_url(args.base_url, args.host, args.port)
-    workload = _workload(args)
-    basis = _basis(args, workload)
     print(f"Connecting to {endpoint}")
+    workload = _workload(args, lambda: served_size(endpoint, args.api_key))
+    basis = _basis(args, workload)
     print(
         f"Rollout: {workload.num_chunks} chunks, {workload.num_frames} frames, "
         f"{workload.width}x{workload.height}, {workload.video_seconds:.2f} s at "

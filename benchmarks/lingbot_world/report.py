@@ -22,7 +22,7 @@ class SessionResult:
         start_offset_s: when its start message was sent, since the run began.
         video_start_s: arrival of ``video.start`` since the start message.
         wall_seconds: from the start message to the last media payload.
-        video: all binary payloads in order.
+        video: all binary payloads in order; empty where it was not to be kept.
     """
 
     session_index: int

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
+import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
@@ -21,6 +22,8 @@ from benchmarks.lingbot_world.workload import (
 )
 
 ENDPOINT_PATH = "/v1/realtime/video"
+CAPABILITIES_PATH = "/v1/realtime/capabilities"
+_CAPABILITIES_TIMEOUT_S = 10.0
 
 
 class BenchmarkError(RuntimeError):
@@ -29,12 +32,20 @@ class BenchmarkError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Limits and side tasks of a session; 0 turns pings off."""
+    """Limits and side tasks of a session.
+
+    Attributes:
+        ping_interval_s: 0 turns pings off.
+        api_key: sent as bearer token.
+        keep_video: whether the result holds the video, which may be large.
+    """
 
     first_chunk_timeout_s: float = 900.0
     chunk_timeout_s: float = 300.0
     ping_interval_s: float = 20.0
     on_chunk: Callable[[ChunkRecord], None] | None = None
+    api_key: str | None = None
+    keep_video: bool = True
 
 
 def endpoint_url(base_url: str | None, host: str = "127.0.0.1", port: int = 8000) -> str:
@@ -53,6 +64,37 @@ def endpoint_url(base_url: str | None, host: str = "127.0.0.1", port: int = 8000
     if not path.endswith(ENDPOINT_PATH):
         path += ENDPOINT_PATH
     return urlunsplit((schemes[parts.scheme], parts.netloc, path, parts.query, ""))
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """Headers that carry a key, none without one."""
+    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+
+def served_size(endpoint: str, api_key: str | None = None) -> tuple[int, int] | None:
+    """Width and height that the server at ``endpoint`` is configured for.
+
+    ``None`` if it serves any size, does not tell, or does not answer: whatever keeps it from
+    answering also keeps a session from opening, which says more.
+
+    Raises:
+        BenchmarkError: the key is refused, or the answer is no description of a server.
+    """
+    url = endpoint.replace("ws", "http", 1).replace(ENDPOINT_PATH, CAPABILITIES_PATH)
+    try:
+        answer = httpx.get(url, headers=bearer(api_key), timeout=_CAPABILITIES_TIMEOUT_S)
+    except (httpx.TransportError, httpx.InvalidURL):
+        return None
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        raise BenchmarkError(f"{url} needs a valid API key; give it as --api-key")
+    if answer.status_code != httpx.codes.OK:
+        return None
+    try:
+        told = answer.json()
+        sides = told["width"], told["height"]
+        return None if None in sides else (int(sides[0]), int(sides[1]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BenchmarkError(f"{url} does not describe a server: {answer.text[:100]}") from error
 
 
 class _Session:
@@ -145,7 +187,8 @@ class _Session:
         announced = metadata.get("byte_length")
         if announced != len(payload):
             raise BenchmarkError(f"metadata announced {announced} bytes, {len(payload)} came")
-        self._payloads.append(payload)
+        if self._options.keep_video:
+            self._payloads.append(payload)
         return payload
 
     async def _record(self, metadata: dict[str, object], byte_length: int) -> None:
@@ -219,7 +262,10 @@ async def run_session(
     message = json.dumps(session_start(workload, model=model))
     try:
         # Answers to protocol pings would wait behind a full receive buffer: session.ping is used.
-        async with connect(endpoint, max_size=None, ping_interval=None) as socket:
+        headers = bearer(options.api_key)
+        async with connect(
+            endpoint, max_size=None, ping_interval=None, additional_headers=headers
+        ) as socket:
             session = _Session(socket, workload, options)
             return await session.run(message, session_index, run_began or time.perf_counter())
     except ConnectionClosed as error:

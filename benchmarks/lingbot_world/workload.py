@@ -8,7 +8,7 @@ import base64
 import io
 import json
 import mimetypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -147,10 +147,18 @@ def build_camera_script(pattern: str, num_chunks: int) -> CameraScript:
     return tuple((keys,) * LATENT_FRAMES_PER_CHUNK for keys in held)
 
 
-def load_workload(path: Path | None, overrides: Mapping[str, object]) -> Workload:
+def load_workload(
+    path: Path | None,
+    overrides: Mapping[str, object],
+    *,
+    find_size: Callable[[], tuple[int, int] | None] | None = None,
+) -> Workload:
     """Workload of a JSON file and of flags, which win; ``None`` among the flags is "not given".
 
     Without a file the length defaults to 16 chunks; a file must name its own length.
+
+    Args:
+        find_size: asked for width and height where neither side is given; ``None`` is 832x480.
 
     Raises:
         WorkloadError: unknown keys, wrong types, or a rollout that is not possible.
@@ -160,6 +168,10 @@ def load_workload(path: Path | None, overrides: Mapping[str, object]) -> Workloa
     values |= {name: value for name, value in overrides.items() if value is not None}
     if path is None:
         values.setdefault("num_chunks", DEFAULT_NUM_CHUNKS)
+    if find_size is not None and not values.keys() & {"width", "height"}:
+        found = find_size()
+        if found is not None:
+            values["width"], values["height"] = found
     pattern = str(values.get("camera_pattern", "forward"))
     given = values.pop("camera_action_script", None)
     script = _script(given, values, pattern)

@@ -22,7 +22,7 @@ def test_sixteen_chunks_with_video_and_json(tiny_server, tmp_path):
     video, report = tmp_path / "world.mp4", tmp_path / "report.json"
     run = subprocess.run(
         [sys.executable, PROGRAM, "--port", str(tiny_server.port), "--num-chunks", "16",
-         "--width", "96", "--height", "64", "--save-video", video, "--output-json", report],
+         "--save-video", video, "--output-json", report],
         cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
