@@ -6,11 +6,10 @@ vLLM's own ``vllm`` command calls :func:`main` when ``--omni`` stands anywhere o
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
 
 from vllm_omni import __version__
 from vllm_omni.errors import OmniError
@@ -24,6 +23,7 @@ class Command:
     """A sub-command. Its module offers ``add_arguments(parser)`` and ``run(args) -> int``.
 
     Attributes:
+        own_line: its module offers ``run_line(arguments) -> int`` instead, and reads them itself.
         module: imported only when the sub-command is chosen; loads no torch until ``run``.
         shared_with_vllm: vLLM has a command of this name, so ``--omni`` asks for ours.
     """
@@ -31,9 +31,16 @@ class Command:
     module: str
     summary: str
     shared_with_vllm: bool = False
+    own_line: bool = False
 
 
 COMMANDS: dict[str, Command] = {
+    "bench": Command(
+        "vllm_omni.entrypoints.cli.bench",
+        "measure a running server as its viewers see it (needs the source checkout)",
+        shared_with_vllm=True,
+        own_line=True,
+    ),
     "demo": Command(
         "vllm_omni.entrypoints.cli.demo",
         "make a short video (of noise) with the tiny checkpoint, on any CPU",
@@ -90,14 +97,17 @@ def _run_top_level(arguments: Sequence[str]) -> int:
 
 def _run_command(name: str, command: Command, arguments: Sequence[str]) -> int:
     module = import_module(command.module)
+    if command.own_line:
+        return _report_errors(name, lambda: module.run_line(arguments))
     parser = argparse.ArgumentParser(prog=f"{_PROG} {name}", description=module.__doc__)
     module.add_arguments(parser)
-    return _report_errors(name, module, parser.parse_args(arguments))
+    args = parser.parse_args(arguments)
+    return _report_errors(name, lambda: module.run(args))
 
 
-def _report_errors(name: str, module: ModuleType, args: argparse.Namespace) -> int:
+def _report_errors(name: str, run: Callable[[], int]) -> int:
     try:
-        return module.run(args)
+        return run()
     except OmniError as error:
         print(f"{_PROG} {name}: error: {error}", file=sys.stderr)
         return 1
