@@ -13,7 +13,7 @@ SIZE = {"height": 64, "width": 96}
 IDLE_CHUNK = [[], [], []]
 
 
-def parse(prompt=None, policy=None, unbounded=False, **values):
+def parse(prompt=None, policy=None, unbounded=None, **values):
     """Set the values afterwards: a client's JSON does not respect the annotations."""
     params = OmniDiffusionSamplingParams(**SIZE, num_frames=9)
     for name, value in values.items():

@@ -85,7 +85,15 @@ def chunks_of(pixel_frames: int) -> int:
     if extra < 0 or extra % CHUNK_PIXEL_FRAMES:
         raise InvalidRequestError(
             f"a rollout has {FIRST_CHUNK_PIXEL_FRAMES} + {CHUNK_PIXEL_FRAMES}k pixel frames "
-            f"(9, 21, 33, 45, ...), got {pixel_frames}",
+            f"(9, 21, 33, 45, ...), got {pixel_frames}; nearest: {lengths_near(pixel_frames)}",
             field="num_frames",
         )
     return 1 + extra // CHUNK_PIXEL_FRAMES
+
+
+def lengths_near(pixel_frames: int) -> str:
+    """The rollouts just below and above a count that none has, in words."""
+    if pixel_frames < FIRST_CHUNK_PIXEL_FRAMES:
+        return f"{FIRST_CHUNK_PIXEL_FRAMES}"
+    below = pixel_frames - (pixel_frames - FIRST_CHUNK_PIXEL_FRAMES) % CHUNK_PIXEL_FRAMES
+    return f"{below} and {below + CHUNK_PIXEL_FRAMES}"

@@ -48,7 +48,7 @@ class EngineClient:
         return cls(deployment, Engine(supervisor, metrics, max_queued=config.max_queued))
 
     def parse(
-        self, prompt: object, params: OmniDiffusionSamplingParams, *, unbounded: bool = False
+        self, prompt: object, params: OmniDiffusionSamplingParams, *, unbounded: bool | None = None
     ) -> SessionRequest:
         """Validate a request. Decodes the picture, so not for an event loop.
 

@@ -118,6 +118,14 @@ class TestLength:
                 await client.say(start_message(unbounded=True))
                 assert "unbounded excludes" in (await client.expect("error"))["message"]
 
+    async def test_a_missing_length_is_asked_for_with_the_alternative(self):
+        with local_server() as server:
+            async with socket_client(server.url) as client:
+                await client.say(start_message(num_frames=None))
+                message = (await client.error())["message"]
+        assert message.startswith("num_frames: is required: a rollout has 9 + 12k pixel frames")
+        assert message.endswith("or give unbounded: true for an endless world")
+
 
 class TestPace:
     async def test_lead_limits_how_far_generation_runs_ahead(self):

@@ -50,14 +50,37 @@ def test_size(fields, size):
         ({"num_frames": 33, "seconds": "9", "fps": 16}, 33, 16),
         ({"video_params": {"num_frames": 21, "fps": 12.5}}, 21, 12.5),
         ({"fps": 30, "video_params": {"fps": 12.5}}, None, 30),
-        ({"seconds": "2"}, 48, 24),
         ({"seconds": "3", "fps": 7}, 21, 7),
-        ({"seconds": "2", "fps": 10.4}, 20, 10.4),
+        ({"seconds": "2", "fps": 10.6}, 21, 10.6),
+        ({"seconds": "5", "num_frames": 80}, 80, 24),
     ],
 )
 def test_length_and_rate(fields, frames, fps):
     params = start(**fields).resolved()
     assert (params.num_frames, params.fps) == (frames, fps)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"seconds": "5"}, "5 s x 24 fps makes 120 pixel frames, .*num_frames .*: 117 and 129"),
+        ({"seconds": "5", "fps": 16}, "5 s x 16 fps makes 80 pixel frames, .*: 69 and 81"),
+        ({"seconds": "1", "fps": 8.5}, "1 s x 8.5 fps makes 8 pixel frames, .*: 9$"),
+        ({"seconds": "2", "video_params": {"fps": 10.4}}, "2 s x 10.4 fps makes 20 .*: 9 and 21"),
+    ],
+)
+def test_seconds_that_make_no_rollout_are_told_the_lengths_next_to_them(fields, words):
+    message = start(**fields)
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        message.resolved()
+    assert caught.value.field == "seconds"
+
+
+@pytest.mark.parametrize("fps", [16, 24, 30])
+def test_no_whole_second_makes_a_rollout_at_usual_rates(fps):
+    for seconds in range(1, 200):
+        with pytest.raises(InvalidRequestError, match=f"makes {seconds * fps} pixel frames"):
+            start(seconds=str(seconds), fps=fps).resolved()
 
 
 def test_sampling_params_are_lifted_unless_present_and_the_rest_is_extra():

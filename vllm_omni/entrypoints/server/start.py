@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from vllm_omni.config.deploy import INFERENCE_STEPS
+from vllm_omni.diffusion.geometry import chunks_of, lengths_near
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions, parse_encoder_options
 from vllm_omni.entrypoints.server.wire import (
     NOT_BOOL,
@@ -91,9 +92,15 @@ class SessionStart(Wire):
     size: str | None = Field(
         None, pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$", description="WxH; overrides both"
     )
-    num_frames: Positive | None = Field(None, description="pixel frames, 9 + 12k")
+    num_frames: Positive | None = Field(
+        None, description="pixel frames, 9 + 12k; required unless unbounded"
+    )
     fps: Fps | None = Field(None, description="playback rate and time base of interactions; 24")
-    seconds: str | None = Field(None, pattern=r"^[1-9][0-9]{0,5}$", description="length at fps")
+    seconds: str | None = Field(
+        None,
+        pattern=r"^[1-9][0-9]{0,5}$",
+        description="length at fps, where seconds x fps is 9 + 12k: never at 16, 24 or 30 fps",
+    )
     seed: Seed | None = None
     num_inference_steps: Annotated[int, Field(ge=1, le=200), NOT_BOOL] | None = Field(
         None, description="the model accepts 4"
@@ -194,7 +201,7 @@ class SessionStart(Wire):
             image_url=self._image_url(),
             width=width,
             height=height,
-            num_frames=self._num_frames(),
+            num_frames=self._length(),
             unbounded=self.unbounded,
             fps=self._fps(),
             seed=self.seed,
@@ -227,7 +234,8 @@ class SessionStart(Wire):
     def _image_url(self) -> str:
         if self.image_reference is None:
             raise InvalidRequestError(
-                "this model needs a first picture: give {image_url: data: or http(s) URL}",
+                "this model needs a first picture: give {image_url: data: or http(s) URL}, or in a "
+                "form the file input_reference",
                 field="image_reference",
             )
         return self.image_reference.image_url
@@ -249,12 +257,31 @@ class SessionStart(Wire):
             return self.video_params.fps
         return DEFAULT_FPS
 
+    def _length(self) -> int | None:
+        """Pixel frames; a length in seconds is refused in the words of the client."""
+        frames = self._num_frames()
+        if frames is None or self._named_frames() is not None:
+            return frames
+        try:
+            chunks_of(frames)
+        except InvalidRequestError:
+            raise InvalidRequestError(
+                f"{self.seconds} s x {self._fps():g} fps makes {frames} pixel frames, but a "
+                f"rollout has 9 + 12k; give num_frames instead, nearest: {lengths_near(frames)}",
+                field="seconds",
+            ) from None
+        return frames
+
     def _num_frames(self) -> int | None:
+        named = self._named_frames()
+        if named is not None or self.seconds is None:
+            return named
+        return int(int(self.seconds) * self._fps())
+
+    def _named_frames(self) -> int | None:
         if self.num_frames is not None:
             return self.num_frames
-        if self.video_params is not None and self.video_params.num_frames is not None:
-            return self.video_params.num_frames
-        return None if self.seconds is None else int(int(self.seconds) * self._fps())
+        return None if self.video_params is None else self.video_params.num_frames
 
     def _extra_args(self) -> Mapping[str, object]:
         mine = {"preencode_mp4", "video_codec_options"}

@@ -51,7 +51,7 @@ class ServerState:
         prompt: Mapping[str, object],
         sampling: OmniDiffusionSamplingParams,
         *,
-        unbounded: bool = False,
+        unbounded: bool | None = None,
     ) -> SessionRequest:
         """Validate a request within the limits of this server. Not for an event loop.
 

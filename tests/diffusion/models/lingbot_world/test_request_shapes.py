@@ -28,13 +28,28 @@ def test_nine_and_twelve_more_per_chunk(extra_chunks):
 
 @given(st.integers(-100, 10**7).filter(lambda n: n < 9 or (n - 9) % 12))
 def test_other_counts_are_refused_with_the_rule(num_frames):
-    refused(f"9 \\+ 12k pixel frames .9, 21, 33, 45, ....*got {num_frames}$", "num_frames",
+    got = "1 counts as none" if num_frames == 1 else f"got {num_frames}; nearest"
+    refused(f"9 \\+ 12k pixel frames .9, 21, 33, 45, ....*{got}", "num_frames",
             num_frames=num_frames)  # fmt: skip
 
 
-@pytest.mark.parametrize("num_frames", [0, -3, 1, 8, 10, 20, 22, 80])
-def test_counts_near_a_legal_one_are_refused(num_frames):
-    refused(f"got {num_frames}", "num_frames", num_frames=num_frames)
+@pytest.mark.parametrize(
+    ("num_frames", "near"),
+    [
+        (0, "9"), (-3, "9"), (8, "9"), (10, "9 and 21"), (20, "9 and 21"), (22, "21 and 33"),
+        (80, "69 and 81"), (11_999_996, "11999985 and 11999997"),
+    ],
+)  # fmt: skip
+def test_counts_near_a_legal_one_are_refused_with_what_is_legal(num_frames, near):
+    refused(f"got {num_frames}; nearest: {near}$", "num_frames", num_frames=num_frames)
+
+
+@pytest.mark.parametrize("num_frames", [None, 1])
+def test_a_missing_length_is_asked_for_with_what_else_there_is(num_frames):
+    words = "is required: .* 9 \\+ 12k .*none was given, and 1 counts as none"
+    refused(f"{words}$", "num_frames", num_frames=num_frames, unbounded=None)
+    refused(f"{words}; or give unbounded: true for an endless world$", "num_frames",
+            num_frames=num_frames, unbounded=False)  # fmt: skip
 
 
 @pytest.mark.parametrize("num_frames", [9, 21, 81])
@@ -49,8 +64,6 @@ def test_legal_counts(num_frames):
         (21.0, "must be an integer, got 21.0"),
         (1e9, "must be an integer, got 1000000000.0"),
         (True, "must be an integer, got True"),
-        (None, r"is required: .* 9 \+ 12k .* got nothing"),
-        (1, r"is required: .* 9 \+ 12k .* got 1, which stands for none"),
         (10**9, "at most 11999997 .* got 1000000000"),
         (9 + 12 * MAX_CHUNKS, "at most 11999997 .* got 12000009"),
         pytest.param(10**5000, "more than 20 digits", id="5000_digits"),

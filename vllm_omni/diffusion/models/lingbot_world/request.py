@@ -92,13 +92,14 @@ def parse_request(
     params: OmniDiffusionSamplingParams,
     policy: RequestPolicy,
     *,
-    unbounded: bool = False,
+    unbounded: bool | None = None,
 ) -> SessionRequest:
     """Validate a prompt and its sampling parameters.
 
     Args:
         prompt: ``{"prompt": str, "multi_modal_data": {"image": ...}}``.
-        unbounded: run until stopped; then ``num_frames`` must not be given.
+        unbounded: run until stopped; then ``num_frames`` must not be given. ``None`` where that
+            is not on offer.
 
     Raises:
         InvalidRequestError: naming the field, what was got and what is needed.
@@ -216,7 +217,9 @@ def _parse_extra_args(extra_args: object) -> Mapping[str, object]:
     return mapping(extra_args, "extra_args", _EXTRA_ARGS)
 
 
-def _parse_length(num_frames: object, policy: RequestPolicy, *, unbounded: bool) -> int | None:
+def _parse_length(
+    num_frames: object, policy: RequestPolicy, *, unbounded: bool | None
+) -> int | None:
     if unbounded:
         if num_frames not in (None, 1):  # 1 is the default of the parameters
             raise InvalidRequestError(
@@ -224,12 +227,12 @@ def _parse_length(num_frames: object, policy: RequestPolicy, *, unbounded: bool)
                 field="num_frames",
             )
         return None
-    if num_frames is None:
-        raise InvalidRequestError(f"is required: {_LENGTHS}, got nothing", field="num_frames")
-    pixel_frames = integer(num_frames, "num_frames")
+    pixel_frames = 1 if num_frames is None else integer(num_frames, "num_frames")
     if pixel_frames == 1:
+        endless = "" if unbounded is None else "; or give unbounded: true for an endless world"
         raise InvalidRequestError(
-            f"is required: {_LENGTHS}, got 1, which stands for none", field="num_frames"
+            f"is required: {_LENGTHS}; none was given, and 1 counts as none{endless}",
+            field="num_frames",
         )
     limit = min(MAX_CHUNKS, policy.max_chunks or MAX_CHUNKS)
     if pixel_frames > pixel_frames_of(limit):
