@@ -14,79 +14,46 @@ import base64
 import json
 import math
 import mimetypes
-import os
 import signal
 import sys
-import termios
 import time
-import tty
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
+if not __package__:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from examples.online_serving.streaming_video_generation.camera_keys import (
+    HeldKeys,
+    typed_keys,
+    wasd_to_camera_payload,
+)
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.entrypoints.server import protocol
 
-STEP = 0.05
-"""Travel of one held key per latent frame; the model's full speed."""
-YAW_STEP, PITCH_STEP = math.radians(6), math.radians(4)
-KEYS = frozenset("wasdijkl")
-HELD_S = 0.6
-"""Longer than the delay after which terminals start to repeat a key."""
+ENDPOINT_PATH = "/v1/realtime/video"
 PING_INTERVAL_S = 20.0
 POLL_INTERVAL_S = 0.05
 
 
-def wasd_to_camera_payload(actions: Iterable[str], mode: str = "velocity") -> dict[str, object]:
-    """Camera payload of keys that are held together, for ``multi_modal_data.camera``.
+# ------------------------------------------------------------------ what to send
 
-    w and s move along the heading, d and a to the right and left of it, both on the ground; l and
-    j turn right and left by 6 degrees, i and k look up and down by 4. Opposite keys cancel. The
-    frame is +X right, +Y down, +Z forward; the quaternion is x, y, z, w.
 
-    Args:
-        actions: keys, of either case.
-        mode: ``velocity`` repeats the step in every latent frame until replaced, ``target``
-            moves there once.
+def endpoint_url(args: argparse.Namespace) -> str:
+    """Address of the socket: of the base URL, or of host and port.
 
     Raises:
-        ValueError: unknown key or mode.
+        ValueError: the base URL has another scheme.
     """
-    held = {action.lower() for action in actions}
-    if held - KEYS or mode not in {"velocity", "target"}:
-        raise ValueError(
-            f"keys are {' '.join(sorted(KEYS))} and modes velocity, target; got "
-            f"{sorted(held - KEYS)}, {mode!r}"
-        )
-    yaw = YAW_STEP * (("l" in held) - ("j" in held))
-    pitch = PITCH_STEP * (("i" in held) - ("k" in held))
-    forward = STEP * (("w" in held) - ("s" in held))
-    right = STEP * (("d" in held) - ("a" in held))
-    return {
-        "mode": mode,
-        "data": {
-            # The step follows the new heading: forward is (sin, 0, cos), right is (cos, 0, -sin).
-            "translation": [
-                forward * math.sin(yaw) + right * math.cos(yaw),
-                0.0,
-                forward * math.cos(yaw) - right * math.sin(yaw),
-            ],
-            # Yaw about the world's Y, then pitch about the camera's own X.
-            "rotation": [
-                math.cos(yaw / 2) * math.sin(pitch / 2),
-                math.sin(yaw / 2) * math.cos(pitch / 2),
-                -math.sin(yaw / 2) * math.sin(pitch / 2),
-                math.cos(yaw / 2) * math.cos(pitch / 2),
-            ],
-        },
-    }
-
-
-# ------------------------------------------------------------------ what to send
+    base = args.base_url or f"ws://{args.host}:{args.port}"
+    scheme, _, rest = base.partition("://")
+    schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+    if scheme not in schemes or not rest:
+        raise ValueError(f"--base-url must start with http, https, ws or wss ://, got {base!r}")
+    return f"{schemes[scheme]}://{rest.rstrip('/').removesuffix(ENDPOINT_PATH)}{ENDPOINT_PATH}"
 
 
 def start_message(args: argparse.Namespace) -> protocol.SessionStart:
@@ -172,48 +139,17 @@ def _interaction(event_id: str, fields: dict[str, object]) -> protocol.SessionIn
     return parsed
 
 
-# ------------------------------------------------------------------ keyboard
-
-
-@dataclass
-class HeldKeys:
-    """Which keys are down, told from their repetition."""
-
-    last_seen_s: dict[str, float] = field(default_factory=dict)
-
-    def press(self, key: str, now_s: float) -> None:
-        """A key was read; space releases all."""
-        if key == " ":
-            self.last_seen_s.clear()
-        elif key.lower() in KEYS:
-            self.last_seen_s[key.lower()] = now_s
-
-    def held(self, now_s: float) -> frozenset[str]:
-        """Keys that have repeated recently."""
-        return frozenset(k for k, seen in self.last_seen_s.items() if now_s - seen < HELD_S)
-
-
-@contextmanager
-def typed_keys(descriptor: int) -> Iterator[asyncio.Queue[str]]:
-    """Keys of a terminal without Enter and without echo; Ctrl-C keeps its meaning."""
-    loop, typed = asyncio.get_running_loop(), asyncio.Queue[str]()
-    before = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor)
-    loop.add_reader(
-        descriptor, lambda: typed.put_nowait(os.read(descriptor, 64).decode(errors="ignore"))
-    )
-    try:
-        yield typed
-    finally:
-        loop.remove_reader(descriptor)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
 # ------------------------------------------------------------------ the session
 
 
 class Client:
-    """One world over one socket: reads video, sends what the viewer does."""
+    """One world over one socket: reads video, sends what the viewer does.
+
+    Attributes:
+        error: what the server said last was wrong.
+        fault: what broke on this side beside the reading of the video.
+        done: how the server ended the session.
+    """
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -221,6 +157,7 @@ class Client:
         self._payloads: list[bytes] = []
         self._events = 0
         self.error: str | None = None
+        self.fault: Exception | None = None
         self.done: protocol.SessionDone | None = None
 
     @property
@@ -296,11 +233,18 @@ class Client:
 
 
 async def run(args: argparse.Namespace, keyboard: int) -> Client:
-    """Play one world; returns when the server has closed the socket."""
+    """Play one world; returns when the server has closed the socket.
+
+    Raises:
+        ValueError: a flag that makes no sense.
+        OSError: no server.
+    """
     message = start_message(args)
     schedule = scheduled_interactions(args.prompt_updates, args.camera_updates)
-    address = f"ws://{args.host}:{args.port}/v1/realtime/video"
-    async with connect(address, max_size=None, ping_interval=None) as socket:
+    headers = {} if args.api_key is None else {"Authorization": f"Bearer {args.api_key}"}
+    async with connect(
+        endpoint_url(args), max_size=None, ping_interval=None, additional_headers=headers
+    ) as socket:
         client = Client(socket)
         loop = asyncio.get_running_loop()
         stopping: list[asyncio.Task[None]] = []
@@ -322,8 +266,15 @@ async def run(args: argparse.Namespace, keyboard: int) -> Client:
             loop.remove_signal_handler(signal.SIGINT)
             for task in [*side, *stopping]:
                 task.cancel()
-            await asyncio.gather(*side, *stopping, return_exceptions=True)
+            ended = await asyncio.gather(*side, *stopping, return_exceptions=True)
+        client.fault = _first_fault(ended)
         return client
+
+
+def _first_fault(ended: Sequence[object]) -> Exception | None:
+    """The first result that is a failure of this side; a cancellation is no ``Exception``."""
+    faults = (result for result in ended if isinstance(result, Exception))
+    return next((fault for fault in faults if not isinstance(fault, ConnectionClosed)), None)
 
 
 # ------------------------------------------------------------------ command line
@@ -343,6 +294,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000)
+    add("--base-url", help="http(s) or ws(s) address instead of host and port")
+    add("--api-key", help="key of the server, where it needs one")
     add("--model", help="served name (default: whatever is served)")
     add("--prompt", default="A quiet scene, seen by a slowly moving camera.")
     add("--output", type=Path, default=Path("streaming_video_output.mp4"))
@@ -382,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         client = asyncio.run(run(args, sys.stdin.fileno() if args.live else -1))
-    except (OSError, ValueError, InvalidHandshake) as error:
+    except (OSError, ValueError, InvalidHandshake, InvalidURI) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -393,6 +346,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             finalize_streaming_video_bytes(client.video, input_format="m4s", fps=args.fps)
         )
         print(f"Saved {args.output}")
+    if client.fault is not None:
+        raise client.fault
     return 0 if client.done is not None and client.video else 1
 
 

@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import sys
+import termios
 
 import av
 import numpy as np
@@ -104,6 +105,25 @@ class TestMessages:
         assert params.extra_args == {"action_path": "a", "flow_shift": 3}
         assert (start.model, start.prompt, start.seed) == ("m", "p", 9)
         assert (start.guidance_scale_2, start.boundary_ratio, start.true_cfg_scale) == (2, 0.5, 1)
+
+    @pytest.mark.parametrize(
+        ("flags", "url"),
+        [
+            ([], "ws://127.0.0.1:8000/v1/realtime/video"),
+            (["--host", "h", "--port", "9"], "ws://h:9/v1/realtime/video"),
+            (["--base-url", "http://h:1"], "ws://h:1/v1/realtime/video"),
+            (["--base-url", "https://h/proxy/"], "wss://h/proxy/v1/realtime/video"),
+            (["--base-url", "ws://h"], "ws://h/v1/realtime/video"),
+            (["--base-url", "wss://h/v1/realtime/video"], "wss://h/v1/realtime/video"),
+        ],
+    )
+    def test_address(self, flags, url):
+        assert example.endpoint_url(example.parse_args(flags)) == url
+
+    @pytest.mark.parametrize("base", ["ftp://h", "h:9", "http://"])
+    def test_other_addresses_are_refused(self, base, capsys):
+        assert example.main(["--base-url", base, "--image-reference", IMAGE]) == 1
+        assert "--base-url" in capsys.readouterr().err
 
     def test_length(self):
         unbounded = example.start_message(example.parse_args(["--unbounded"]))
@@ -207,6 +227,47 @@ class TestRun:
         assert client.error is None
         assert server.peers[0].received[0]["interaction"]["event_id"] == "scheduled-0.050"
 
+    async def test_a_base_url_and_a_key(self):
+        async with scripted_server(whole) as server:
+            args = example.parse_args([
+                "--base-url", f"http://127.0.0.1:{server.port}/proxy/", "--api-key", "secret",
+                "--image-reference", IMAGE,
+            ])  # fmt: skip
+            client = await asyncio.wait_for(example.run(args, -1), 30)
+        assert client.done is not None
+        request = server.peers[0].socket.request
+        assert request.headers["Authorization"] == "Bearer secret"
+        assert request.path == "/proxy/v1/realtime/video"
+
+    async def test_no_key_is_no_header(self):
+        async with scripted_server(whole) as server:
+            argv = ["--port", str(server.port), "--image-reference", IMAGE]
+            await asyncio.wait_for(example.run(example.parse_args(argv), -1), 30)
+        assert "Authorization" not in server.peers[0].socket.request.headers
+
+    async def test_a_fault_of_the_steering_is_raised_after_the_video_is_saved(
+        self, tmp_path, monkeypatch
+    ):
+        path = tmp_path / "v.mp4"
+        pipe, other_end = os.pipe()  # has no terminal's settings
+        try:
+            async with scripted_server(whole) as server:
+                args = example.parse_args(["--port", str(server.port), "--image-reference", IMAGE])
+                args.live = True
+                client = await asyncio.wait_for(example.run(args, pipe), 30)
+        finally:
+            os.close(pipe)
+            os.close(other_end)
+        assert isinstance(client.fault, termios.error)
+
+        async def played(*_: object) -> example.Client:
+            return client
+
+        monkeypatch.setattr(example, "run", played)
+        with pytest.raises(termios.error):
+            await asyncio.to_thread(example.main, ["--output", str(path)])
+        assert path.stat().st_size > 0
+
     async def test_interrupt_stops_the_world(self):
         async def script(peer: Peer):
             await peer.video_start()
@@ -234,12 +295,12 @@ class TestRun:
             await peer.done(stopped=True)
 
         try:
-            before = example.termios.tcgetattr(terminal)
+            before = termios.tcgetattr(terminal)
             async with scripted_server(script) as server:
                 args = example.parse_args(["--port", str(server.port), "--unbounded"])
                 args.live = True
                 await asyncio.wait_for(example.run(args, terminal), 30)
-            assert example.termios.tcgetattr(terminal) == before
+            assert termios.tcgetattr(terminal) == before
         finally:
             os.close(keyboard)
             os.close(terminal)
