@@ -177,7 +177,10 @@ class VideoStart(_ServerMessage):
     type: Literal["video.start"] = "video.start"
     request_id: str
     format: Literal["m4s"] = "m4s"
-    config: dict[str, JsonValue] = Field(description="the request without nulls")
+    config: dict[str, JsonValue] = Field(
+        description="the request as understood, without nulls; "
+        "its picture, too, whose data: URL may have millions of characters"
+    )
     capabilities: Capabilities | None = None
 
 
