@@ -54,6 +54,7 @@ class FakeRuntime:
     failing: str = ""
     capturing: bool = False
     outputs: object = None
+    pools: int = 0
 
     def current_stream(self, _device):
         return self.current
@@ -73,9 +74,13 @@ class FakeRuntime:
     def wait_event(self, stream, event):
         self.log.append(("wait", stream.name, event))
 
-    def capture(self, function, inputs, stream):
+    def new_pool(self):
+        self.pools += 1
+        return f"pool {self.pools}"
+
+    def capture(self, function, inputs, *, stream, pool):
         self._fail_if("capture")
-        self.log.append(("capture", stream.name))
+        self.log.append(("capture", stream.name, pool))
         with torch.inference_mode():
             results = self.outputs(inputs) if self.outputs else function(*inputs)
         graph = EagerGraph(function, inputs, results)

@@ -24,7 +24,9 @@ def affine(x, y):
 def test_an_eager_graph_is_undefined_before_its_first_replay_and_follows_its_inputs():
     runtime = EagerGraphRuntime()
     x, y = torch.arange(4.0), torch.ones(4)
-    capture = runtime.capture(affine, (x, y), runtime.current_stream(CPU))
+    capture = runtime.capture(
+        affine, (x, y), stream=runtime.current_stream(CPU), pool=runtime.new_pool()
+    )
     assert all(output.isnan().all() for output in capture.outputs)
     pointers = [output.data_ptr() for output in capture.outputs]
     for step in range(2):

@@ -36,6 +36,11 @@ class DeviceStream(Protocol):
 
 
 @runtime_checkable
+class GraphPool(Protocol):
+    """Device memory that captured graphs share."""
+
+
+@runtime_checkable
 class Replayable(Protocol):
     """A captured graph."""
 
@@ -49,7 +54,8 @@ class Capture:
     """One captured function.
 
     Attributes:
-        outputs: rewritten in place by every replay; undefined before the first.
+        outputs: rewritten in place by every replay; undefined before the first, and after the
+            replay of another graph of the same pool.
         keepalive: what the graph's memory and work hang on.
     """
 
@@ -84,16 +90,24 @@ class GraphRuntime(Protocol):
         """Let later work of the stream wait for the event."""
         ...
 
+    def new_pool(self) -> GraphPool:
+        """Memory for graphs that never run at the same time, nor while an output of another one
+        of them is still read: each may work in what the others give back, or return there."""
+        ...
+
     def capture(
         self,
         function: GraphFunction,
         inputs: tuple[Shaped[Tensor, "..."], ...],
+        *,
         stream: DeviceStream,
+        pool: GraphPool,
     ) -> Capture:
-        """Record ``function(*inputs)`` with a memory pool of its own.
+        """Record ``function(*inputs)``.
 
         Args:
             stream: its present work comes before, its later work after the capture.
+            pool: holds outputs and what lies between.
         """
         ...
 
@@ -114,8 +128,7 @@ class GraphInterface:
 class DeviceGraphRuntime:
     """Graphs of a device whose module follows the interface of ``torch.cuda``.
 
-    All captures share one side stream, since streams are few; each has a memory pool of its own,
-    since graphs that share one and take turns may recycle an output that still has readers.
+    All captures share one side stream, since streams are few.
     """
 
     def __init__(self, name: str, interface: GraphInterface) -> None:
@@ -145,11 +158,17 @@ class DeviceGraphRuntime:
         """See :class:`GraphRuntime`."""
         stream.wait_event(event)
 
+    def new_pool(self) -> GraphPool:
+        """See :class:`GraphRuntime`."""
+        return self._interface.module.graph_pool_handle()
+
     def capture(
         self,
         function: GraphFunction,
         inputs: tuple[Shaped[Tensor, "..."], ...],
+        *,
         stream: DeviceStream,
+        pool: GraphPool,
     ) -> Capture:
         """See :class:`GraphRuntime`. One run before the capture lets kernels load themselves."""
         module, side = self._interface.module, self._capture_stream
@@ -157,7 +176,7 @@ class DeviceGraphRuntime:
         with torch.inference_mode(), module.stream(side):
             function(*inputs)
         side.synchronize()
-        graph, pool = self._interface.new_graph(), module.graph_pool_handle()
+        graph = self._interface.new_graph()
         # Other threads may use the device meanwhile, which a global capture would forbid.
         with (
             torch.inference_mode(),
@@ -171,6 +190,10 @@ class DeviceGraphRuntime:
 
 class HostEvent:
     """Host work is done when it returns."""
+
+
+class HostPool:
+    """Memory of a host, which every result takes for itself."""
 
 
 class HostStream:
@@ -229,14 +252,20 @@ class EagerGraphRuntime:
         """See :class:`GraphRuntime`."""
         stream.wait_event(event)
 
+    def new_pool(self) -> GraphPool:
+        """See :class:`GraphRuntime`."""
+        return HostPool()
+
     def capture(
         self,
         function: GraphFunction,
         inputs: tuple[Shaped[Tensor, "..."], ...],
+        *,
         stream: DeviceStream,
+        pool: GraphPool,
     ) -> Capture:
         """See :class:`GraphRuntime`. Outputs hold NaN until the first replay."""
-        del stream
+        del stream, pool
         with torch.inference_mode():
             outputs = tuple(output.clone().fill_(torch.nan) for output in function(*inputs))
         return Capture(EagerGraph(function, inputs, outputs), outputs, ())
