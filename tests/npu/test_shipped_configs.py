@@ -63,6 +63,19 @@ def test_the_recipes_memory_adds_up(ranks, column):
     assert len(rows) == 5
     total = re.search(r"\*\*sum without activations\*\* \| \*\*([\d.]+)\*\* \| \*\*([\d.]+)", text)
     assert sum(float(row[column]) for row in rows) == pytest.approx(float(total[column]))
+
+
+@pytest.mark.parametrize(("ranks", "column"), [(4, 1), (8, 2)])
+def test_the_recipes_memory_of_graphs_is_outputs_inputs_and_one_blocks_temporaries(ranks, column):
+    """The simulated device measures the figure; here it must agree with the shapes and the row."""
+    text = " ".join(RECIPE.read_text(encoding="utf-8").split())
     tokens = 3 * 1560 // ranks
-    graphs = LAYERS * 2 * 3 * tokens * DIM * 2 + 2 * (4 * tokens * DIM * 2 + DIM * 4)
-    assert f"+{graphs / 2**30:.1f}" in text
+    outputs_and_inputs = LAYERS * 2 * 3 * tokens * DIM * 2 + 2 * (4 * tokens * DIM * 2 + DIM * 4)
+    one_temporary = tokens * DIM * 4
+    figure = re.search(rf"([\d,]+) MiB at {tokens:,}", text)
+    reserved = int(figure[1].replace(",", "")) * 2**20
+    assert outputs_and_inputs + 2 * one_temporary < reserved < 1.12 * outputs_and_inputs
+    more = re.search(r"(\d+) and (\d+) % more", text)
+    assert int(more[column]) == round(100 * (reserved / outputs_and_inputs - 1))
+    row = re.search(r"leased_post_attention: true` \| \+([\d.]+) \| \+([\d.]+) \|", text)
+    assert row[column] == f"{reserved / 2**30:.1f}"

@@ -4,6 +4,9 @@ Bitwise: a captured block runs the modules of the block. In deferred order a fen
 lets a later replay overwrite what a reader has not read yet.
 """
 
+import gc
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +35,10 @@ DEVICE = torch.device("npu", 0)
 TOKENS, DIM = 6, tiny_config().dim
 CHUNKS = 4
 PROMPTS = {2: PromptStep("a frozen lake", 1.0)}
+RECIPE = Path(__file__).resolve().parents[3] / "docs" / "recipes" / "lingbot_world_v2_npu.md"
+BLOCKS, WIDTH, CHUNK_TOKENS = 40, 5120, 4680
+"""Of the released model, and of a chunk at 832x480."""
+MIB = 2**20
 
 
 @pytest.fixture
@@ -144,6 +151,64 @@ def test_without_the_ready_fence_that_reader_is_wrong(monkeypatch):
     torch.npu.synchronize()
     wanted = leases.blocks[0].post_attention(value, *inputs.tensors)[1]
     assert not torch.equal(read.cpu(), wanted.cpu())
+
+
+def lease_on_a_side_stream(leases):
+    """Inputs and attention output freed by the host before the lease's stream has read them, and
+    their memory asked for again; whether the lease still saw what they held."""
+    inputs, value = on_device(1)
+    wanted = leases.blocks[0].post_attention(value, *inputs.tensors)[1]
+    torch.npu.synchronize()
+    sizes = [(tensor.shape, tensor.dtype) for tensor in (value, *inputs.tensors)]
+    side = torch.npu.Stream()
+    with torch.npu.stream(side), leases.acquire(0, inputs) as lease:
+        del inputs
+        lease.stage(value)
+        del value
+        with torch.npu.stream(torch.npu.default_stream()):
+            taken = [torch.empty(shape, dtype=dtype, device=DEVICE) for shape, dtype in sizes]
+            for tensor in taken:
+                tensor.fill_(torch.nan)
+        torch.npu.default_stream().synchronize()
+        got = lease.finish().residual + 0
+    torch.npu.synchronize()
+    return torch.equal(got.cpu(), wanted.cpu())
+
+
+@pytest.mark.usefixtures("deferred", "inference")
+def test_inputs_that_are_freed_at_once_are_kept_for_the_stream_that_reads_them():
+    assert lease_on_a_side_stream(leases_of_one_block())
+
+
+@pytest.mark.usefixtures("deferred", "inference")
+def test_without_owners_the_memory_of_freed_inputs_is_given_away(monkeypatch):
+    leases = leases_of_one_block()
+    monkeypatch.setattr(DeviceGraphRuntime, "record_owner", lambda *_: None)
+    assert not lease_on_a_side_stream(leases)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.usefixtures("inference")
+def test_graphs_of_a_slot_share_all_memory_but_their_outputs_and_the_recipe_says_how_much(ranks):
+    """In bytes of the real size: more tokens stand for the missing width, which costs no time."""
+    tokens = CHUNK_TOKENS // ranks * (WIDTH // DIM)
+    output_bytes = 3 * tokens * DIM * 2
+    with torch.inference_mode(mode=False):
+        block = random_block(tiny_parts()).to(DEVICE)
+    leases = LeasedPostAttention([block] * BLOCKS, create_platform("npu").graph_runtime())
+    gc.collect()
+    torch.npu.empty_cache()
+    before = torch.npu.memory_reserved(), torch.npu.memory_allocated()
+    leases.prepare(LeaseSignature(tokens, DIM, 1, DEVICE))
+    reserved_bytes = torch.npu.memory_reserved() - before[0]
+    allocated_bytes = torch.npu.memory_allocated() - before[1]
+    slots = leases.slots(LeaseSignature(tokens, DIM, 1, DEVICE))
+    needed_bytes = sum(buffer.nbytes for slot in slots for buffer in slot.buffers)
+    needed_bytes += leases.counters.captures * output_bytes
+    assert leases.counters.captures == 2 * BLOCKS
+    assert needed_bytes <= allocated_bytes <= 1.05 * needed_bytes
+    assert allocated_bytes <= reserved_bytes <= 1.12 * needed_bytes
+    assert f"{reserved_bytes / MIB:,.0f} MiB at {CHUNK_TOKENS // ranks:,}" in RECIPE.read_text()
 
 
 def config(*, leased):

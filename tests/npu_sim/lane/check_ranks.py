@@ -1,4 +1,4 @@
-"""Four ranks on four simulated devices make the worlds of four ranks on the CPU.
+"""Ranks on simulated devices make the worlds of as many ranks on the CPU.
 
 The executor starts one process for each device; they exchange over HCCL, decode columns of the
 picture each and gather the pixels at the root. In late order every exchange that is not waited
@@ -18,6 +18,7 @@ from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfi
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind, PromptStep
+from vllm_omni.diffusion.models.lingbot_world.pixel_gather import PixelMode
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import ConvPath
 
 pytestmark = [
@@ -31,25 +32,25 @@ CHUNKS = {OutputKind.LATENT: 4, OutputKind.UINT8: 2}
 PROMPTS = {2: PromptStep("a frozen lake", 1.0)}
 
 
-def worlds(device_type: str, order: str) -> list[list[np.ndarray]]:
-    """The same world as latents and as pixels, its noise drawn on the host."""
+def worlds(device_type: str, order: str, chunks=CHUNKS, **changes) -> list[list[np.ndarray]]:
+    """The same world in several kinds of output, its noise drawn on the host."""
+    ranks = changes.setdefault("parallel", DiffusionParallelConfig(ulysses_degree=RANKS)).world_size
     config = OmniDiffusionConfig(
         model=str(tiny_checkpoint_dir()), device=device_type, dtype="bfloat16", executor="mp",
-        geometry=VideoGeometry(64, 96), parallel=DiffusionParallelConfig(ulysses_degree=RANKS),
-        chunk_timeout_s=float(TIMEOUT_S),
-        devices=None if device_type == "cpu" else ",".join(map(str, range(RANKS))),
+        geometry=VideoGeometry(64, 96), chunk_timeout_s=float(TIMEOUT_S),
+        devices=None if device_type == "cpu" else ",".join(map(str, range(ranks))), **changes,
     )  # fmt: skip
-    with envs.exported(environment(RANKS, order=order, vae_path=ConvPath.STACKED)):
+    with envs.exported(environment(ranks, order=order, vae_path=ConvPath.STACKED)):
         executor = MultiprocExecutor(config)
         executor.start()
         try:
             return [
                 make_rollout(
                     executor,
-                    replace(small_request(num_chunks=chunks, output=kind), generator_device="cpu"),
+                    replace(small_request(num_chunks=number, output=kind), generator_device="cpu"),
                     prompts=PROMPTS,
                 )
-                for kind, chunks in CHUNKS.items()
+                for kind, number in chunks.items()
             ]
         finally:
             executor.shutdown()
@@ -63,6 +64,27 @@ def on_host():
 @pytest.mark.parametrize("order", ["eager", "deferred"])
 def test_four_devices_make_the_bytes_of_four_processes_on_the_cpu(on_host, order):
     """Bitwise, latents and pixels."""
-    for here, there in zip(worlds("npu", order), on_host, strict=True):
+    assert same_worlds(worlds("npu", order), on_host)
+
+
+TWO = {"parallel": DiffusionParallelConfig(ulysses_degree=2)}
+PIXELS = {OutputKind.UINT8: 2, OutputKind.FLOAT: 2}
+
+
+@pytest.fixture(scope="module")
+def pixels_on_host():
+    return worlds("cpu", "eager", PIXELS, **TWO)
+
+
+@pytest.mark.parametrize("mode", PixelMode)
+def test_every_way_of_the_pixels_to_the_root_brings_the_same(pixels_on_host, mode):
+    """Bitwise, as bytes and as floats, in late order."""
+    made = worlds("npu", "deferred", PIXELS, pixel_output_mode=mode, **TWO)
+    assert same_worlds(made, pixels_on_host)
+
+
+def same_worlds(made: list[list[np.ndarray]], expected: list[list[np.ndarray]]) -> bool:
+    for here, there in zip(made, expected, strict=True):
         assert [len(chunk) for chunk in here] == [len(chunk) for chunk in there]
-        assert all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
+    pairs = zip(made, expected, strict=True)
+    return all(np.array_equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True))

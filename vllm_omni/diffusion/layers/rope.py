@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vllm_omni.platforms.transfer import to_device
+
 _BASE = 10000.0
 
 
@@ -102,7 +104,8 @@ class RotaryEmbeddingWan:
             parts.append(angles.reshape(shape).expand(*grid, dim // 2))
         angles = torch.cat(parts, dim=-1).reshape(-1, self.head_dim // 2)
         return RotaryTables(
-            cos=angles.cos().float().to(device, dtype), sin=angles.sin().float().to(device, dtype)
+            cos=to_device(angles.cos().float().to(dtype), device),
+            sin=to_device(angles.sin().float().to(dtype), device),
         )
 
 

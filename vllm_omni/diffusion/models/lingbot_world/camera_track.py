@@ -32,6 +32,7 @@ from vllm_omni.diffusion.models.lingbot_world.camera import (
 )
 from vllm_omni.diffusion.models.lingbot_world.resample import interpolate_camera_trajectory
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.platforms.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +76,8 @@ class RayView:
     ) -> Float[Tensor, "384 frames latent_height latent_width"]:
         """Folded rays of a few frames, built on the device and cast last."""
         rays = build_rays(
-            deltas.to(self.device),
-            intrinsics.to(self.device),
+            to_device(deltas, self.device),
+            to_device(intrinsics, self.device),
             height=self.geometry.height,
             width=self.geometry.width,
         )

@@ -11,6 +11,7 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
     ChunkContext,
 )
+from vllm_omni.platforms.transfer import to_device
 
 
 def draw_noise(
@@ -19,7 +20,7 @@ def draw_noise(
     """One draw of a chunk's size where the generator lives, moved to ``device``."""
     shape = (1, channels, LATENT_FRAMES_PER_CHUNK, height, width)
     noise = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float32)
-    return noise[0].to(device)
+    return to_device(noise[0], device)
 
 
 def denoise(

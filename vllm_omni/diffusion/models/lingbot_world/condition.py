@@ -11,6 +11,7 @@ from vllm_omni.diffusion.geometry import VideoGeometry, chunk_pixel_frames
 from vllm_omni.diffusion.messages import SourceImage
 from vllm_omni.diffusion.models.lingbot_world.config import MASK_CHANNELS
 from vllm_omni.diffusion.models.lingbot_world.vae import EncoderState, WanVAE
+from vllm_omni.platforms.transfer import to_device
 
 _LARGEST_BYTE = 255
 
@@ -31,7 +32,7 @@ def prepare_image(
             mode="bicubic",
             align_corners=False,
         )[0]
-    return pixels.to(device=device, dtype=dtype)
+    return to_device(pixels.to(dtype), device)
 
 
 def _signed(image: SourceImage) -> Float32[Tensor, "3 height width"]:
