@@ -23,9 +23,9 @@ class Command:
     """A sub-command. Its module offers ``add_arguments(parser)`` and ``run(args) -> int``.
 
     Attributes:
-        own_line: its module offers ``run_line(arguments) -> int`` instead, and reads them itself.
         module: imported only when the sub-command is chosen; loads no torch until ``run``.
         shared_with_vllm: vLLM has a command of this name, so ``--omni`` asks for ours.
+        own_line: its module offers ``run_line(arguments) -> int`` instead, and reads them itself.
     """
 
     module: str
