@@ -53,3 +53,14 @@ def test_too_few_devices_names_both_numbers():
     devices.check_device_count(ranks=2, visible=None, devices=None)
     with pytest.raises(ConfigError, match=r"2 ranks .* need 2 devices, but devices='7' shows 1"):
         devices.check_device_count(ranks=2, visible=1, devices="7")
+
+
+@pytest.mark.parametrize("listed", ["1,0", "0,0", "0,,1", "0,x", "", "0,2,1"])
+def test_a_list_that_does_not_rise_would_lose_npus(listed):
+    with pytest.raises(ConfigError, match="rising numbers such as '0,1,2,3', got"):
+        devices.visible_device_count("npu", listed)
+
+
+def test_a_list_that_rises_is_counted():
+    assert devices.visible_device_count("npu", "0, 2,10") == 3
+    assert devices.visible_device_count("cuda", "1,0") == 2

@@ -74,7 +74,7 @@ def test_the_recipes_memory_of_graphs_is_outputs_inputs_and_one_blocks_temporari
     one_temporary = tokens * DIM * 4
     figure = re.search(rf"([\d,]+) MiB at {tokens:,}", text)
     reserved = int(figure[1].replace(",", "")) * 2**20
-    assert outputs_and_inputs + 2 * one_temporary < reserved < 1.12 * outputs_and_inputs
+    assert outputs_and_inputs + 2 * one_temporary < reserved < 1.15 * outputs_and_inputs
     more = re.search(r"(\d+) and (\d+) % more", text)
     assert int(more[column]) == round(100 * (reserved / outputs_and_inputs - 1))
     row = re.search(r"leased_post_attention: true` \| \+([\d.]+) \| \+([\d.]+) \|", text)

@@ -1,5 +1,6 @@
 """How many devices this process may use, found out without loading a device library."""
 
+from itertools import pairwise
 from pathlib import Path
 
 from vllm_omni import envs
@@ -13,13 +14,30 @@ def visible_device_count(platform: str, devices: str | None) -> int | None:
     """Devices that the ranks may use; ``None`` where there is no limit or it cannot be told.
 
     A ``devices`` list stands over the operator's environment, that over the device nodes.
+
+    Raises:
+        ConfigError: if an NPU could not make out the list.
     """
     if platform not in _NODES:
         return None
+    if platform == "npu" and devices is not None:
+        _check_rising(devices)
     listed = devices if devices is not None else envs.visible_devices(platform)
     if listed is not None:
         return len([name for name in listed.split(",") if name.strip()])
     return len(list(_DEV.glob(_NODES[platform]))) or None
+
+
+def _check_rising(devices: str) -> None:
+    """CANN reads a list up to the first number that does not rise, and drops the rest silently."""
+    numbers = [name.strip() for name in devices.split(",")]
+    rising = all(name.isdecimal() for name in numbers) and all(
+        int(one) < int(next_one) for one, next_one in pairwise(numbers)
+    )
+    if not rising:
+        raise ConfigError(
+            f"devices of an NPU must be rising numbers such as '0,1,2,3', got {devices!r}"
+        )
 
 
 def detect_platform() -> str:

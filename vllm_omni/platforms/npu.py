@@ -46,7 +46,18 @@ class NpuPlatform:
         self._npu = self._torch_npu.npu
 
     def device(self, local_rank: int) -> torch.device:
-        """NPU ``local_rank`` among the visible ones."""
+        """NPU ``local_rank`` among the visible ones.
+
+        Raises:
+            ConfigError: if torch_npu sees no such NPU.
+        """
+        visible = self._npu.device_count()
+        if visible <= local_rank:
+            raise ConfigError(
+                f"rank {local_rank} needs device npu, but torch_npu sees {visible} NPUs; check "
+                "npu-smi info, devices (numbers must rise) and ASCEND_RT_VISIBLE_DEVICES, or set "
+                "device: cpu"
+            )
         device = torch.device("npu", local_rank)
         self._npu.set_device(device)
         return device

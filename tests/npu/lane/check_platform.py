@@ -7,6 +7,7 @@ from tests.npu import python_device
 from tests.npu.lane.device import device, operator_calls, platform
 from vllm_omni.diffusion.layers.linear import ReplicatedLinear, process_weights
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
+from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.int8 import ReferenceInt8Ops
 
 __all__ = ["device", "platform"]
@@ -20,6 +21,11 @@ def test_it_names_what_an_npu_uses(platform, device):
     assert (device.type, device.index) == ("npu", 0)
     assert platform.free_bytes(device) == 60 << 30
     assert platform.peak_bytes(device) == 1 << 20
+
+
+def test_an_npu_that_is_not_there_is_refused_with_what_to_look_at(platform):
+    with pytest.raises(ConfigError, match=r"rank 64 needs device npu, .* sees \d+ NPUs; check"):
+        platform.device(64)
 
 
 def test_pixels_leave_by_one_copy(platform, device):

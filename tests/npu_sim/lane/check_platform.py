@@ -5,6 +5,7 @@ import torch
 
 from tests.npu_sim import kernels, simulation
 from tests.npu_sim.device import device, operator_calls, order, platform
+from vllm_omni.errors import ConfigError
 from vllm_omni.diffusion.layers.linear import ReplicatedLinear, process_weights
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
 from vllm_omni.platforms.int8 import ReferenceInt8Ops
@@ -24,7 +25,7 @@ def test_it_names_the_device_and_its_backends(platform, device):
 
 
 def test_devices_that_are_not_there_are_refused(platform):
-    with pytest.raises(RuntimeError, match="device"):
+    with pytest.raises(ConfigError, match=r"needs device npu, but torch_npu sees \d+ NPUs"):
         platform.device(torch.npu.device_count())
     platform.device(0)
 
