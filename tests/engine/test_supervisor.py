@@ -1,11 +1,21 @@
 """Start, warm-up and restart of worker groups."""
 
+import threading
+import time
+
 import pytest
 
 from tests.helpers.fake_executor import FakeExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.engine.supervisor import MAX_RESTARTS, WorkerSupervisor
-from vllm_omni.errors import WorkerFailedError
+from vllm_omni.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceOutOfMemoryError,
+    OmniError,
+    OutOfKVMemoryError,
+    WorkerFailedError,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -30,16 +40,79 @@ def test_restarts_back_off_and_stop():
         supervisor.relaunch()
 
 
-def test_a_group_that_fails_to_start_again_is_retried():
-    class Broken(FakeExecutor):
-        def start(self):
-            raise WorkerFailedError("no port")
+class Broken(FakeExecutor):
+    """Raises when it starts, or when it makes a chunk."""
 
-    made = iter([FakeExecutor(), Broken(), FakeExecutor()])
-    supervisor = WorkerSupervisor(lambda: next(made), warm_up=None, sleep=lambda _: None)
+    def __init__(self, error: BaseException, *, in_warm_up: bool = False) -> None:
+        super().__init__()
+        self.error, self.in_warm_up = error, in_warm_up
+
+    def start(self):
+        if not self.in_warm_up:
+            raise self.error
+        return super().start()
+
+    def run_chunk(self, _plan, _deliver):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Broken(WorkerFailedError("no port")),
+        Broken(OutOfKVMemoryError("the dead rank's memory is not back yet")),
+        Broken(DeviceOutOfMemoryError("nor is it for a chunk"), in_warm_up=True),
+    ],
+    ids=lambda broken: type(broken.error).__name__,
+)
+def test_a_group_that_fails_to_start_again_is_retried(broken: Broken):
+    made = iter([FakeExecutor(), broken, FakeExecutor()])
+    slept: list[float] = []
+    supervisor = WorkerSupervisor(
+        lambda: next(made), warm_up=VideoGeometry(64, 96), sleep=slept.append
+    )
     supervisor.start()
     assert supervisor.relaunch().sessions == 1
-    assert supervisor.restarts == 2
+    assert (supervisor.restarts, slept) == (2, [0.5, 1.0])
+    assert broken.shut_down == 1
+
+
+@pytest.mark.parametrize("error", [CheckpointError("no weights"), ConfigError("no such device")])
+def test_what_no_restart_can_mend_is_final(error: OmniError):
+    made = iter([FakeExecutor(), Broken(error), FakeExecutor()])
+    supervisor = WorkerSupervisor(lambda: next(made), warm_up=None, sleep=lambda _: None)
+    supervisor.start()
+    with pytest.raises(type(error)):
+        supervisor.relaunch()
+    assert supervisor.restarts == 1
+
+
+@pytest.mark.parametrize("in_warm_up", [False, True])
+@pytest.mark.parametrize("error", [WorkerFailedError("no port"), KeyboardInterrupt()])
+def test_a_failed_start_leaves_no_workers_while_its_error_is_held(
+    error: BaseException, in_warm_up: bool
+):
+    broken = Broken(error, in_warm_up=in_warm_up)
+    supervisor = WorkerSupervisor(lambda: broken, warm_up=VideoGeometry(64, 96))
+    with pytest.raises(type(error)):
+        supervisor.start()
+    assert broken.shut_down == 1
+    supervisor.shutdown()
+    assert broken.shut_down == 1
+
+
+def test_a_shutdown_ends_the_wait_before_a_restart():
+    supervisor = WorkerSupervisor(FakeExecutor, warm_up=None)
+    supervisor.start()
+    for _ in range(MAX_RESTARTS - 1):
+        supervisor._count_restart(None)  # The next wait would take 8 s.
+    timer = threading.Timer(0.1, supervisor.shutdown)
+    timer.start()
+    began_s = time.monotonic()
+    with pytest.raises(WorkerFailedError, match="shut down"):
+        supervisor.relaunch()
+    assert time.monotonic() - began_s < 4
+    timer.join()
 
 
 def test_without_a_group_every_use_says_so():

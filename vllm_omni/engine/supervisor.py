@@ -1,5 +1,6 @@
 """Starts the worker group, warms it up, and makes a new one when it is lost."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -7,7 +8,7 @@ from vllm_omni.diffusion.executor.base import Executor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import WorkerReady
 from vllm_omni.engine.warmup import warm_up_plans, warm_up_request
-from vllm_omni.errors import WorkerFailedError
+from vllm_omni.errors import CheckpointError, ConfigError, OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
@@ -23,7 +24,7 @@ class WorkerSupervisor:
     Args:
         make_executor: makes a group that is not started; called once per generation.
         warm_up: size to warm up at before the group counts as ready; ``None`` for none.
-        sleep: waits between restarts.
+        sleep: waits between restarts; by default until the time is over or the group is shut down.
     """
 
     def __init__(
@@ -31,13 +32,13 @@ class WorkerSupervisor:
         make_executor: Callable[[], Executor],
         *,
         warm_up: VideoGeometry | None,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._make_executor = make_executor
         self._warm_up = warm_up
-        self._sleep = sleep
+        self._ended = threading.Event()
+        self._sleep = sleep or self._ended.wait
         self._executor: Executor | None = None
-        self._ended = False
         self._restarts_s: list[float] = []
 
     @property
@@ -57,44 +58,57 @@ class WorkerSupervisor:
         return len(self._restarts_s)
 
     def start(self) -> WorkerReady:
-        """Start a group and warm it up.
+        """Start a group and warm it up. Nothing of it is left when this raises.
 
         Raises:
-            WorkerFailedError: if it does not come up, or :meth:`shutdown` was called.
+            OmniError: if it does not come up, or :meth:`shutdown` was called.
         """
         self._refuse_ended()
         executor = self._make_executor()
         self._executor = executor
-        ready = executor.start()
-        if self._warm_up is not None:
-            self._run_warm_up(executor, ready, self._warm_up)
+        try:
+            ready = executor.start()
+            if self._warm_up is not None:
+                self._run_warm_up(executor, ready, self._warm_up)
+        except BaseException:
+            # Not left to the end of the executor's life: the error holds it by its traceback.
+            self._drop()
+            raise
         self._refuse_ended()
         return ready
 
     def relaunch(self) -> WorkerReady:
         """End what is left of the group and start another, backing off between tries.
 
+        Any failure to start is tried again, since what a lost rank held may come back late, device
+        memory above all; only files and settings stay as they are.
+
         Raises:
             WorkerFailedError: after five restarts within ten minutes, or :meth:`shutdown`.
+            CheckpointError, ConfigError: at once.
         """
+        last: OmniError | None = None
         while True:
             self._drop()
-            self._count_restart()
+            self._count_restart(last)
             self._sleep(_FIRST_DELAY_S * (2 ** (len(self._restarts_s) - 1)))
             try:
                 return self.start()
-            except WorkerFailedError as error:
-                if self._ended:
+            except (CheckpointError, ConfigError):
+                raise
+            except OmniError as error:
+                if self._ended.is_set():
                     raise
                 logger.warning("the worker group failed to start again: %s", error)
+                last = error
 
     def shutdown(self) -> None:
         """End the group for good; a second call does nothing."""
-        self._ended = True
+        self._ended.set()
         self._drop()
 
     def _refuse_ended(self) -> None:
-        if self._ended:
+        if self._ended.is_set():
             self._drop()
             raise WorkerFailedError("the worker group was shut down")
 
@@ -103,13 +117,14 @@ class WorkerSupervisor:
         if executor is not None:
             executor.shutdown()
 
-    def _count_restart(self) -> None:
+    def _count_restart(self, last: OmniError | None) -> None:
         now = time.monotonic()
         self._restarts_s = [at for at in self._restarts_s if now - at < RESTART_WINDOW_S]
         if len(self._restarts_s) >= MAX_RESTARTS:
+            why = "see the log of the workers" if last is None else f"the last start failed: {last}"
             raise WorkerFailedError(
                 f"the worker group was restarted {MAX_RESTARTS} times within "
-                f"{RESTART_WINDOW_S / 60:.0f} minutes; giving up, see the log of the workers"
+                f"{RESTART_WINDOW_S / 60:.0f} minutes; giving up, {why}"
             )
         self._restarts_s.append(now)
 
