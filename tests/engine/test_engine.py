@@ -2,12 +2,11 @@
 
 import queue
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from tests.helpers.engine_bench import Bench, chunk_indices, wait_until
 from tests.helpers.fake_executor import FakeExecutor, make_request
 from vllm_omni.engine.camera_pose import CameraVelocity
 from vllm_omni.engine.engine import Engine
@@ -19,7 +18,6 @@ from vllm_omni.engine.session import (
     EndReason,
     Opened,
     SessionEvent,
-    SessionOptions,
     WasReset,
 )
 from vllm_omni.engine.supervisor import WorkerSupervisor
@@ -37,64 +35,11 @@ pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 FORWARD = CameraVelocity((0.0, 0.0, 0.05), (0.0, 0.0, 0.0, 1.0))
 
 
-class Bench:
-    """An engine with fake workers and a client that reads events."""
-
-    def __init__(self, *executors: FakeExecutor, max_queued: int = 4) -> None:
-        self.executors = list(executors) or [FakeExecutor()]
-        self._next = iter(self.executors)
-        supervisor = WorkerSupervisor(lambda: next(self._next), warm_up=None, sleep=lambda _: None)
-        self.engine = Engine(supervisor, EngineMetrics("m"), max_queued=max_queued)
-        self.engine.start()
-
-    def open(self, *, options: SessionOptions | None = None, **changes: object) -> "Reader":
-        events: queue.SimpleQueue[SessionEvent] = queue.SimpleQueue()
-        session_id = self.engine.open(make_request(**changes), events.put, options)
-        return Reader(self.engine, session_id, events)
-
-
-class Reader:
-    """The client's side of one session."""
-
-    def __init__(self, engine: Engine, session_id: str, events: queue.SimpleQueue) -> None:
-        self.engine = engine
-        self.session_id = session_id
-        self.events = events
-
-    def next(self) -> SessionEvent:
-        event = self.events.get(timeout=10)
-        if isinstance(event, ChunkReady):
-            self.engine.delivered(self.session_id)
-        return event
-
-    def until(self, kind: type) -> SessionEvent:
-        while not isinstance(event := self.next(), kind):
-            pass
-        return event
-
-    def rest(self) -> list[SessionEvent]:
-        events = [self.next()]
-        while not isinstance(events[-1], Ended):
-            events.append(self.next())
-        return events
-
-
 @pytest.fixture
 def bench():
     made = Bench()
     yield made
     made.engine.close()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
-def chunk_indices(events: list[SessionEvent]) -> list[int]:
-    return [event.result.chunk_index for event in events if isinstance(event, ChunkReady)]
 
 
 def test_a_rollout_opens_makes_its_chunks_and_ends(bench: Bench):

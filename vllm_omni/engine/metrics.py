@@ -1,14 +1,27 @@
 """Counters and timings of the engine, in Prometheus' types; one registry per engine."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from vllm_omni.diffusion.messages import ChunkTimings
+from vllm_omni.engine.session import EndReason, StopCause
+from vllm_omni.errors import OmniError, SessionClosedError
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _FINE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 _PROBES = 4
 _STAGE = "0"
 _MIB = 2**20
+_STAGE_ERROR, _UNKNOWN = "stage_error", "unknown"
+_FAILURES = {
+    StopCause.ABORTED: "client_abort",
+    StopCause.DISCONNECTED: "client_disconnect",
+    StopCause.STALLED: _STAGE_ERROR,
+    StopCause.FAULT: _UNKNOWN,
+}
+REFUSALS = ("invalid_request", "server_full", "out_of_memory", "unavailable")
+"""Why a request did not become a session."""
 
 
 class EngineMetrics:
@@ -26,7 +39,9 @@ class EngineMetrics:
             "event_loop_lag_s", "Lateness of a timer in the API process", _FINE_SECONDS
         )
         self.chunk_interval_s = self._histogram(
-            "chunk_interval_s", "Time between two chunks of a session", _FINE_SECONDS
+            "chunk_interval_s",
+            "Time between two chunks of a live session that did not pause for its client",
+            _FINE_SECONDS,
         )
         self.ttfc_s = self._histogram(
             "ttfc_s", "Arrival or reset of a session to its first chunk", _SECONDS
@@ -49,29 +64,44 @@ class EngineMetrics:
         }
         self.chunks = self._counter("chunks", "Chunks made")
         self.deadline_misses = self._counter(
-            "deadline_misses", "Chunks that came later than playback needed them"
+            "deadline_misses", "Chunks of live sessions that playback had to wait for"
         )
         self.worker_restarts = self._counter("worker_restarts", "Restarts of the worker group")
         self._peak_mb = Gauge(
             "vllm_omni:peak_memory_mb", "Peak memory of the rank that used most, in MiB",
             ["model_name", "stage"], registry=self.registry,
         )  # fmt: skip
-        self._success = Counter(
-            "vllm_omni:requests_success", "Sessions that ended well",
-            ["model_name", "finished_reason"], registry=self.registry,
+        self._success = self._counter_by(
+            "finished_reason", "requests_success", "Sessions that ended well",
+            (EndReason.FINISHED, EndReason.STOPPED),
         )  # fmt: skip
-        self._failed = Counter(
-            "vllm_omni:requests_failed", "Sessions that ended badly",
-            ["model_name", "reason"], registry=self.registry,
+        self._failed = self._counter_by(
+            "reason", "requests_failed", "Sessions that ended badly",
+            (*_FAILURES.values(),),
         )  # fmt: skip
+        self._refused = self._counter_by(
+            "reason", "requests_refused", "Requests that did not become sessions", REFUSALS
+        )
 
-    def succeeded(self, reason: str) -> None:
-        """Count a session that ended well."""
-        self._success.labels(self._model, reason).inc()
+    def stopped(self, cause: StopCause) -> None:
+        """Count a session that is stopped before its end."""
+        if cause is StopCause.ASKED:
+            self._success.labels(self._model, EndReason.STOPPED).inc()
+        else:
+            self._failed.labels(self._model, _FAILURES[cause]).inc()
 
-    def failed(self, reason: str) -> None:
-        """Count a session that ended badly."""
-        self._failed.labels(self._model, reason).inc()
+    def ended(self, error: OmniError | None) -> None:
+        """Count a session that came to its end by itself, or by an error."""
+        if error is None:
+            self._success.labels(self._model, EndReason.FINISHED).inc()
+        else:
+            # The server that shuts down is no fault of a stage.
+            shut_down = isinstance(error, SessionClosedError)
+            self._failed.labels(self._model, _UNKNOWN if shut_down else _STAGE_ERROR).inc()
+
+    def refused(self, reason: str) -> None:
+        """Count a request that did not become a session, for one of :data:`REFUSALS`."""
+        self._refused.labels(self._model, reason).inc()
 
     def chunk_timed(self, timings: ChunkTimings) -> None:
         """Take the durations of a chunk's parts."""
@@ -98,6 +128,14 @@ class EngineMetrics:
     def _counter(self, name: str, text: str) -> Counter:
         counter = Counter(f"vllm_omni:{name}", text, ["model_name"], registry=self.registry)
         return counter.labels(self._model)
+
+    def _counter_by(self, label: str, name: str, text: str, values: Iterable[str]) -> Counter:
+        """A counter by one more label. All values are there from the start: a rate needs a zero."""
+        labels = ["model_name", label]
+        counter = Counter(f"vllm_omni:{name}", text, labels, registry=self.registry)
+        for value in values:
+            counter.labels(self._model, value)
+        return counter
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vllm_omni.diffusion.geometry import pixel_frames_of
-from vllm_omni.diffusion.messages import ChunkResult, SessionRequest
+from vllm_omni.diffusion.messages import ChunkResult, LiveCamera, SessionRequest
 from vllm_omni.engine.interactions import ChunkReceipt, InteractionBox
 from vllm_omni.errors import InvalidRequestError, OmniError
 
@@ -42,6 +42,21 @@ class EndReason(StrEnum):
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
+
+
+class StopCause(StrEnum):
+    """Why a session is stopped before its end."""
+
+    ASKED = "stopped"
+    """Its client said so and is content with what it got."""
+    ABORTED = "client_abort"
+    """Its client gave it up."""
+    DISCONNECTED = "client_disconnect"
+    """Its client left, or does not read."""
+    STALLED = "stalled"
+    """It made no progress for too long."""
+    FAULT = "fault"
+    """Something broke between the engine and the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +117,12 @@ class SessionOptions:
     Attributes:
         max_lead_ms: how far chunks may be made ahead of playback; ``None`` for no limit.
         max_undelivered: chunks that may wait for the client before the session pauses.
+        live: whether somebody watches the chunks as they come.
     """
 
     max_lead_ms: float | None = None
     max_undelivered: int = 2
+    live: bool = False
 
 
 class PlaybackClock:
@@ -121,6 +138,10 @@ class PlaybackClock:
         if not self._started:
             self._started, self._start_s = True, now_s
 
+    def postpone(self, seconds: float) -> None:
+        """Playback stood still for this long."""
+        self._start_s += seconds
+
     def deadline_s(self, chunks_made: int) -> float:
         """When chunk ``chunks_made`` must be there; the first one is always due at once."""
         if chunks_made == 0 or not self._started:
@@ -131,8 +152,17 @@ class PlaybackClock:
 class EngineSession:
     """State of one session; owned by the engine's thread.
 
-    The client's side changes ``undelivered``, ``stop_requested`` and ``resets`` under the engine's
+    The client's side changes ``undelivered``, ``stop_cause`` and ``resets`` under the engine's
     lock, and ``interactions``, which guard themselves.
+
+    Attributes:
+        began_s: arrival or latest reset.
+        chunks_made: chunks since then.
+        chunks_total: chunks since the arrival.
+        undelivered: chunks that wait for the client.
+        stop_cause: set once it is to end at the next chunk boundary.
+        last_chunk_s: when the latest chunk was ready.
+        resumed_s: end of the latest pause, which the client caused by not reading.
     """
 
     def __init__(
@@ -142,20 +172,24 @@ class EngineSession:
         sink: Sink,
         *,
         options: SessionOptions,
-        interactions: InteractionBox,
         now_s: float,
+        request_id: str | None = None,
     ) -> None:
         self.session_id = session_id
+        self.request_id = request_id
         self.request = request
         self.options = options
-        self.interactions = interactions
+        self.interactions = InteractionBox(
+            request.prompt, live_camera=isinstance(request.camera, LiveCamera), opened_s=now_s
+        )
         self.clock = PlaybackClock(request.fps, now_s)
         self.arrived_s = self.began_s = now_s
-        self.chunks_made = 0
+        self.chunks_made = self.chunks_total = 0
         self.undelivered = 0
-        self.stop_requested = False
+        self.stop_cause: StopCause | None = None
         self.resets: list[Callable[[SessionRequest], SessionRequest]] = []
-        self.last_chunk_s = now_s
+        self.last_chunk_s = self.resumed_s = now_s
+        self._resumed_late = False
         self._sink = sink
         self._status = SessionStatus.WAITING
 
@@ -163,6 +197,12 @@ class EngineSession:
     def status(self) -> SessionStatus:
         """Where the session is in its life."""
         return self._status
+
+    @property
+    def label(self) -> str:
+        """The client's id and the workers' id, for the log."""
+        session = f"session {self.session_id}"
+        return session if self.request_id is None else f"{self.request_id} ({session})"
 
     @property
     def finished(self) -> bool:
@@ -187,25 +227,48 @@ class EngineSession:
 
     def runnable_at_s(self) -> float | None:
         """Time from which the next chunk may be made; ``None`` while the client does not read."""
-        if self._status is not SessionStatus.OPEN:
-            return None
-        if self.undelivered >= self.options.max_undelivered:
+        if self._status is not SessionStatus.OPEN or self.is_paused:
             return None
         if self.options.max_lead_ms is None or self.chunks_made == 0:
             return self.arrived_s
         return self.deadline_s - self.options.max_lead_ms / 1000.0
 
     @property
+    def is_paused(self) -> bool:
+        """Whether too many chunks wait for the client."""
+        return self.undelivered >= self.options.max_undelivered
+
+    @property
     def deadline_s(self) -> float:
         """When the viewer needs the next chunk."""
         return self.clock.deadline_s(self.chunks_made)
 
+    def keeps_waiting(self, ready_s: float) -> bool:
+        """Whether somebody waited for the next chunk, ready now, that could have come in time."""
+        could = self.options.live and not self._resumed_late and self.options.max_lead_ms != 0.0
+        return could and ready_s > self.deadline_s
+
     def chunk_made(self, ready_s: float) -> None:
         """Count a chunk that goes to the client."""
+        self._resumed_late = False
         self.clock.first_chunk_made(ready_s)
         self.last_chunk_s = ready_s
         self.chunks_made += 1
+        self.chunks_total += 1
         self.undelivered += 1
+
+    def delivered(self, now_s: float) -> None:
+        """The client has taken a chunk.
+
+        One whose pause outlasted its deadline plays on from here: what the client missed by not
+        reading is no debt that other sessions would have to wait for.
+        """
+        was_paused = self.is_paused
+        self.undelivered -= 1
+        if was_paused and not self.is_paused:
+            self.resumed_s = now_s
+            self._resumed_late = now_s >= self.deadline_s
+            self.clock.postpone(max(now_s - self.deadline_s, 0.0))
 
     def add_reset(self, change: Callable[[SessionRequest], SessionRequest]) -> None:
         """Restart at the next chunk boundary, after the resets that wait already.

@@ -1,5 +1,7 @@
 """What a scrape of ``/metrics`` shows after known work: names, labels and counts."""
 
+import asyncio
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,12 +17,16 @@ COUNTED = {
     "kv_pool_bytes": 4 * 1024, "kv_used_bytes": 0, "chunks_total": 2 * 2 + 1,
     "worker_restarts_total": 0, "deadline_misses_total": 0,
     "request_queue_wait_s_count": 3, "e2e_request_latency_s_count": 3, "ttfc_s_count": 3,
-    "chunk_interval_s_count": 2, "diffusion_exec_s_count": 5, "diffusion_preprocess_s_count": 5,
+    "chunk_interval_s_count": 0, "diffusion_exec_s_count": 5, "diffusion_preprocess_s_count": 5,
     "diffusion_forward_s_count": 5, "vae_decode_s_count": 5, "denoise_step_latency_s_count": 5,
     "requests_success_total finished": 2, "requests_failed_total stage_error": 1,
+    "requests_success_total stopped": 0, "requests_failed_total client_abort": 0,
+    "requests_failed_total client_disconnect": 0, "requests_failed_total unknown": 0,
+    "requests_refused_total invalid_request": 1, "requests_refused_total server_full": 0,
     "peak_memory_mb 0": 4096 / 2**20,
 }  # fmt: skip
-"""Two rollouts of two chunks and one that failed in its second."""
+"""Two rollouts of two chunks, one that failed in its second, and one that was refused. Nobody
+watches them as they come: there is no interval and no deadline."""
 
 
 async def scrape(server) -> dict[str, float]:
@@ -40,6 +46,7 @@ async def test_a_scrape_counts_the_work():
     async with running_server(lambda: executor) as server:
         statuses = [(await server.http.post(SYNC, json=BODY)).status_code for _ in range(3)]
         assert statuses == [200, 200, 500]
+        assert (await server.http.post(SYNC, json=BODY | {"num_frames": 10})).status_code == 400
         await until(lambda: executor.open_ids == [] and server.engine.num_sessions == 0)
         found = await scrape(server)
         assert {name: found.get(name) for name in COUNTED} == COUNTED
@@ -52,6 +59,28 @@ async def test_a_scrape_counts_the_work():
             return (await scrape(server))["event_loop_lag_s_count"] >= 2
 
         await until(lag_was_measured)
+
+
+async def test_a_client_that_leaves_its_video_is_counted_once():
+    executor = FakeExecutor()
+    executor.gate.clear()
+    async with running_server(lambda: executor) as server:
+        leaving = asyncio.create_task(server.http.post(SYNC, json=BODY))
+        await until(lambda: len(executor.open_ids) == 1)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+
+        async def counted() -> bool:
+            return (await scrape(server))["requests_failed_total client_disconnect"] > 0
+
+        await until(counted)
+        executor.gate.set()
+        await until(lambda: server.engine.num_sessions == 0)
+        found = await scrape(server)
+    ends = {name: count for name, count in found.items() if "requests_" in name and count > 0}
+    assert {name: count for name, count in ends.items() if "_total" in name} == {
+        "requests_failed_total client_disconnect": 1
+    }
 
 
 async def test_gauges_show_who_runs_and_who_waits():

@@ -1,6 +1,7 @@
 """Routes for operators: readiness, liveness, names, figures."""
 
 import asyncio
+import threading
 
 import httpx
 import pytest
@@ -10,7 +11,8 @@ from tests.helpers.local_server import MODEL, local_server, wait_until
 from tests.helpers.socket_client import socket_client, start_message
 from vllm_omni import __version__
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.errors import WorkerFailedError
+from vllm_omni.diffusion.messages import WorkerReady
+from vllm_omni.errors import CheckpointError, WorkerFailedError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -24,8 +26,58 @@ def test_health_while_loading_ready_and_draining():
         ready = httpx.get(f"{server.address}/health")
         assert (ready.status_code, ready.json()) == (200, {"status": "healthy"})
         server.engine.drain()
-        assert httpx.get(f"{server.address}/health").status_code == 503
+        draining = httpx.get(f"{server.address}/health")
+        assert (draining.status_code, draining.json()["reason"]) == (503, "draining")
+        refused = httpx.post(f"{server.address}/v1/videos", json={})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["message"] == "no video can be made now: draining"
         assert httpx.post(f"{server.address}/ping").status_code == 200
+
+
+class Loading(FakeExecutor):
+    """Loads until it may be ready."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def start(self) -> WorkerReady:
+        assert self.go_on.wait(20), "nobody let it go on"
+        return super().start()
+
+
+async def test_health_while_workers_are_restarted():
+    with local_server(FakeExecutor(), loading := Loading()) as server:
+        server.executor.failures[0, 0] = WorkerFailedError("rank 0 died")
+        async with socket_client(server.url) as client:
+            await client.say(start_message())
+            assert (await client.error())["code"] == "worker_restarted"
+        health = httpx.get(f"{server.address}/health")
+        assert (health.status_code, health.json()["reason"]) == (503, "restarting")
+        video = httpx.post(f"{server.address}/v1/videos", json={})
+        assert video.json()["error"]["message"].endswith("now: restarting")
+        loading.go_on.set()
+        await asyncio.to_thread(wait_until, lambda: server.engine.is_ready)
+        assert httpx.get(f"{server.address}/health").status_code == 200
+
+
+async def test_who_waits_while_the_engine_loads_is_told_that_it_failed():
+    class Broken(FakeExecutor):
+        def start(self) -> WorkerReady:
+            raise CheckpointError("a tensor is missing")
+
+    with local_server(Broken(), start_engine=False) as server:
+        async with socket_client(server.url) as client:
+            await client.say(start_message(queue=True))
+            await client.expect("session.queued")
+            with pytest.raises(CheckpointError):
+                await asyncio.to_thread(server.engine.start)
+            error = await client.expect("error")
+            assert "a tensor is missing" in error["message"]
+            assert "code" not in error
+            assert await client.close_code() == 1000
+        health = httpx.get(f"{server.address}/health").json()
+        assert health == {"status": "unhealthy", "reason": "a tensor is missing"}
 
 
 async def test_health_of_an_engine_that_gave_up():

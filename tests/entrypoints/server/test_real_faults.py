@@ -95,6 +95,18 @@ class TestWorkerDies:
         assert await play(server.url) == expected
         assert server.metric("worker_restarts_total") == restarts + 1
 
+    async def test_one_that_dies_while_it_opens_a_session_is_restarted_once(self, tiny_server):
+        server = tiny_server
+        restarts = server.metric("worker_restarts_total")
+        async with socket_client(server.url) as failing, socket_client(server.url) as waiting:
+            await failing.say(start_message(prompt=fault_prompt("die", "open", 0)))
+            assert (await failing.error())["code"] == "worker_restarted"
+            assert "restarting" in server.get("/health")[1]
+            await waiting.say(start_message())
+            await waiting.rest()
+        server.wait_ready()
+        assert server.metric("worker_restarts_total") == restarts + 1
+
 
 class TestShutdown:
     async def test_sigterm_in_a_session_and_with_a_client_that_does_not_read(self):
@@ -121,6 +133,21 @@ class TestShutdown:
             began = time.monotonic()
             assert server.terminate() == 0
             assert time.monotonic() - began < 30
+            assert "Traceback" not in server.log
+
+    async def test_sigterm_with_a_client_that_waits_for_the_loading(self):
+        with real_server(wait=False) as server:
+            server.wait(lambda: server.health() == 503, "waiting for the port")
+            async with socket_client(server.url) as client:
+                await client.say(start_message(queue=True))
+                await client.expect("session.queued")
+                began = time.monotonic()
+                server.process.terminate()
+                assert "shutting down" in (await client.error())["message"]
+                # At once: a fraction of the 18 s that running chunks are given.
+                assert time.monotonic() - began < 5
+                assert await client.close_code() == 1000
+            assert await asyncio.to_thread(server.process.wait, 30) == 0
             assert "Traceback" not in server.log
 
     async def test_sigterm_when_the_worker_hangs(self):

@@ -122,7 +122,7 @@ class EngineServer(uvicorn.Server):
             return
         logger.info("%s: draining", signal.Signals(sig).name)
         self._end_by_s = time.monotonic() + self._state.config.shutdown_timeout_s
-        self._state.client.engine.drain()
+        # Not here: a signal may come while this thread is in the middle of a call of the engine.
         self._ending = asyncio.get_event_loop().create_task(self._end_when_drained())
 
     async def _run_engine(self) -> None:
@@ -157,6 +157,7 @@ class EngineServer(uvicorn.Server):
         self.should_exit = True
 
     async def _end_when_drained(self) -> None:
+        self._state.client.engine.drain()
         deadline = time.monotonic() + _DRAIN_SHARE * self._state.config.shutdown_timeout_s
         while self._state.sockets and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)

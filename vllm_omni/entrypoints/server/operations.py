@@ -23,11 +23,10 @@ def operations_router(state: ServerState) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        """Readiness: 200 once sessions can be served, 503 while loading and when lost."""
-        engine = state.client.engine
-        if engine.is_ready:
+        """Readiness: 200 once sessions can be served, else 503 with the reason."""
+        reason = state.client.engine.unready_reason
+        if reason is None:
             return JSONResponse({"status": "healthy"})
-        reason = "loading" if engine.failure is None else str(engine.failure)
         return JSONResponse({"status": "unhealthy", "reason": reason}, _UNAVAILABLE)
 
     @router.get("/ping")

@@ -16,6 +16,7 @@ from vllm_omni.engine.session import (
     Opened,
     SessionEvent,
     SessionOptions,
+    StopCause,
     Waiting,
     WasReset,
 )
@@ -25,7 +26,6 @@ from vllm_omni.entrypoints.server.channel import (
     ClientTooSlowError,
     SocketChannel,
 )
-from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.protocol import (
     SessionDone,
@@ -43,6 +43,7 @@ from vllm_omni.entrypoints.server.protocol import (
     parse_control,
     parse_start,
 )
+from vllm_omni.entrypoints.server.refusals import count_refusal, refusals_counted
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.steering import Steering
 from vllm_omni.errors import (
@@ -100,7 +101,7 @@ class RealtimeVideoSession:
         try:
             await self._run()
         except ClientGoneError:
-            self._engine.metrics.failed("client_disconnect")
+            pass
         except OmniError as error:
             await self._channel.send_last(error, request_id=self._request_id)
         except Exception:
@@ -112,25 +113,42 @@ class RealtimeVideoSession:
             await self._channel.close()
 
     async def _run(self) -> None:
-        start = await self._receive_start()
+        with refusals_counted(self._engine.metrics, self._request_id):
+            start = await self._receive_start()
         video = asyncio.create_task(self._make_video(start), name="video")
         reader = asyncio.create_task(self._read_client(), name="reader")
         resets = asyncio.create_task(self._prepare_resets(), name="resets")
         watch = asyncio.create_task(self._watch_for_stall(), name="stall watch")
         tasks = (video, reader, resets, watch)
+        fault: BaseException | None = SessionClosedError("the server cut the connection off")
+        stalled = False
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            fault = next((e for t in tasks if t in done and (e := t.exception())), None)
+            stalled = fault is None and done == {watch}
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._session_id is not None:
-                self._engine.stop(self._session_id)
-        for task in tasks:
-            if task in done:
-                task.result()
+            self._account(fault, stalled=stalled)
+        if fault is not None:
+            raise fault
         if video not in done:
-            await self._end_early(stalled=watch in done)
+            await self._end_early(stalled=stalled)
+
+    def _account(self, fault: BaseException | None, *, stalled: bool) -> None:
+        """Have the session ended and counted; the engine does both for one that it has."""
+        cause = StopCause.STALLED if stalled else StopCause.ASKED
+        if isinstance(fault, ClientGoneError | ClientTooSlowError):
+            cause = StopCause.DISCONNECTED
+        elif fault is not None:
+            cause = StopCause.FAULT
+        if self._session_id is not None:
+            self._engine.stop(self._session_id, cause)
+        elif cause is StopCause.FAULT and isinstance(fault, OmniError):
+            count_refusal(self._engine.metrics, self._request_id, fault)
+        else:
+            self._engine.metrics.stopped(cause)
 
     async def _end_early(self, *, stalled: bool) -> None:
         """Say the end for a session whose video nobody waits for."""
@@ -162,8 +180,10 @@ class RealtimeVideoSession:
             ChunkEncoder, request.width, request.height, params.fps, params.encoder
         )
         try:
-            options = SessionOptions(max_lead_ms=params.max_lead_ms)
-            self._session_id = self._engine.open(request, self._events.put, options)
+            options = SessionOptions(max_lead_ms=params.max_lead_ms, live=True)
+            self._session_id = self._engine.open(
+                request, self._events.put, options, request_id=self._request_id
+            )
             await self._steering.begin(self._session_id)
             while not isinstance(event := await self._events.get(), Ended):
                 self._progressed()
@@ -247,7 +267,7 @@ class RealtimeVideoSession:
         self._progressed()
 
     async def _parse(self, params: StartParams) -> SessionRequest:
-        image = await self._images().load(params.image_url)
+        image = await self._state.images.load(params.image_url)
         sampling = OmniDiffusionSamplingParams(
             height=params.height,
             width=params.width,
@@ -264,9 +284,6 @@ class RealtimeVideoSession:
                 self._request_id, prompt, sampling, unbounded=params.unbounded
             )
         )
-
-    def _images(self) -> ImageSource:
-        return self._state.images
 
     # ------------------------------------------------------------ client
 
@@ -317,7 +334,7 @@ class RealtimeVideoSession:
         if self._session_id is None:
             return True
         waiting = self._engine.is_waiting(self._session_id)
-        self._engine.stop(self._session_id)
+        self._engine.stop(self._session_id, StopCause.ASKED)
         return waiting
 
     async def _prepare_resets(self) -> None:
@@ -334,8 +351,8 @@ class RealtimeVideoSession:
     async def _reset(self, message: SessionReset) -> None:
         image = None
         if message.image_reference is not None:
-            source = await self._images().load(message.image_reference.image_url)
-            image = await self._state.in_thread(self._images().decode, source)
+            source = await self._state.images.load(message.image_reference.image_url)
+            image = await self._state.in_thread(self._state.images.decode, source)
         prompt = None if message.prompt is None else normalise_prompt(message.prompt)
 
         def change(request: SessionRequest) -> SessionRequest:

@@ -15,12 +15,14 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 
 from vllm_omni import envs
+from vllm_omni.engine.session import StopCause
 from vllm_omni.entrypoints.server.http_errors import (
     AnsweringRoute,
     HttpRefusalError,
     error_response,
     status_of,
 )
+from vllm_omni.entrypoints.server.refusals import refusals_counted
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.video_form import body_schema, read_start
@@ -54,16 +56,17 @@ def _add_making_routes(router: APIRouter, state: ServerState, jobs: VideoJobs) -
     @router.post(f"{_PREFIX}/sync", openapi_extra=body_schema(), response_class=Response)
     async def make_video(request: Request) -> Response:
         """Make a video and answer with it: one MP4 with its index in front."""
-        _check_ready(state)
         return await SyncVideo(state, request).answer()
 
     @router.post(_PREFIX, openapi_extra=body_schema())
     async def create_job(request: Request) -> JSONResponse:
         """Start a video and answer at once with its job; errors of the request come at once."""
-        _check_ready(state)
-        start = await read_start(request, state)
-        prepared = await prepare(state, start, f"video_gen-{uuid.uuid4().hex}")
-        job = jobs.add(prepared, start.model or state.config.served_model_names[0])
+        request_id = f"video_gen-{uuid.uuid4().hex}"
+        with refusals_counted(state.client.engine.metrics, request_id):
+            _check_ready(state)
+            start = await read_start(request, state)
+            prepared = await prepare(state, start, request_id)
+            job = jobs.add(prepared, start.model or state.config.served_model_names[0])
         return JSONResponse(job.to_json())
 
 
@@ -112,11 +115,15 @@ class SyncVideo:
         self._state = state
         self._request = request
         self._request_id = f"video_sync-{uuid.uuid4().hex}"
+        self._metrics = state.client.engine.metrics
+        self._is_open = False
 
     async def answer(self) -> Response:
         """The response; the session is over when it is returned."""
         deadline = time.monotonic() + envs.video_sync_timeout_s()
-        start = await read_start(self._request, self._state)
+        with refusals_counted(self._metrics, self._request_id):
+            _check_ready(self._state)
+            start = await read_start(self._request, self._state)
         model = start.model or self._state.config.served_model_names[0]
         making = asyncio.create_task(self._make(start), name=self._request_id)
         leaving = asyncio.create_task(self._client_left(), name=f"{self._request_id} client")
@@ -131,14 +138,18 @@ class SyncVideo:
             making.cancel()
             leaving.cancel()
             await asyncio.gather(making, leaving, return_exceptions=True)
-        if not done and left:
-            self._state.client.engine.metrics.failed("client_disconnect")
-            return Response(status_code=_CLIENT_LEFT)
-        return self._result(making, model) if done else self._too_late()
+        if done:
+            return self._result(making, model)
+        if not self._is_open:  # The engine counts a session that it has.
+            self._metrics.stopped(StopCause.DISCONNECTED if left else StopCause.FAULT)
+        return Response(status_code=_CLIENT_LEFT) if left else self._too_late()
 
     async def _make(self, start: SessionStart) -> FinishedVideo:
-        prepared = await prepare(self._state, start, self._request_id)
-        return await VideoRollout(self._state, prepared).collect()
+        with refusals_counted(self._metrics, self._request_id):
+            prepared = await prepare(self._state, start, self._request_id)
+            rollout = VideoRollout(self._state, prepared)
+        self._is_open = True
+        return await rollout.collect()
 
     async def _client_left(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
@@ -172,9 +183,8 @@ class SyncVideo:
 
 
 def _check_ready(state: ServerState) -> None:
-    engine = state.client.engine
-    if not engine.is_ready:
-        reason = "the engine is loading" if engine.failure is None else str(engine.failure)
+    reason = state.client.engine.unready_reason
+    if reason is not None:
         raise HttpRefusalError(503, f"no video can be made now: {reason}")
 
 

@@ -1,0 +1,69 @@
+"""What the workers do for one session between two chunk boundaries: its next chunk, or a reset."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
+from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult
+from vllm_omni.engine.interactions import FoldedChunk
+from vllm_omni.engine.journal import Journal
+from vllm_omni.engine.metrics import EngineMetrics
+from vllm_omni.engine.session import ChunkReady, EngineSession, WasReset
+from vllm_omni.engine.supervisor import WorkerSupervisor
+
+
+class ChunkMaker:
+    """Used by the engine's thread.
+
+    Args:
+        lock: guards what the client's side changes of a session.
+    """
+
+    def __init__(
+        self,
+        supervisor: WorkerSupervisor,
+        metrics: EngineMetrics,
+        journal: Journal,
+        *,
+        lock: threading.Condition,
+    ) -> None:
+        self._supervisor = supervisor
+        self._metrics = metrics
+        self._journal = journal
+        self._lock = lock
+
+    def advance(self, session: EngineSession) -> None:
+        """Make one chunk, or restart the session if it was asked to.
+
+        Raises:
+            WorkerFailedError: if the worker group is lost.
+            OmniError: if the session is.
+        """
+        make = self._restart if session.resets else self._run_chunk
+        make(session)
+
+    def _restart(self, session: EngineSession) -> None:
+        with self._lock:
+            request = session.request_after_resets()
+        self._supervisor.executor.close_session(session.session_id)
+        self._supervisor.executor.open_session(session.session_id, request)
+        session.restart(request, time.monotonic())
+        session.emit(WasReset())
+
+    def _run_chunk(self, session: EngineSession) -> None:
+        now = time.monotonic()
+        index = session.chunks_made
+        folded = session.interactions.fold(index * LATENT_FRAMES_PER_CHUNK, now)
+        plan = ChunkPlan(session.session_id, index, poses=folded.poses, prompt=folded.prompt)
+        timings = self._supervisor.executor.run_chunk(
+            plan, lambda result: self._hand_out(session, result, folded)
+        )
+        self._metrics.chunk_timed(timings)
+
+    def _hand_out(self, session: EngineSession, result: ChunkResult, folded: FoldedChunk) -> None:
+        with self._lock:
+            self._journal.chunk_ready(session, result.ready_s)
+            session.chunk_made(result.ready_s)
+        session.emit(ChunkReady(result, folded.receipt, last=session.finished))
