@@ -56,8 +56,8 @@ def test_the_recipes_bytes_of_quantised_weights_are_the_shapes():
     assert f"| -{saved:.1f} | -{saved:.1f} |" in text
 
 
-@pytest.mark.parametrize(("ranks", "column"), [(4, 1), (8, 2)])
-def test_the_recipes_memory_adds_up(ranks, column):
+@pytest.mark.parametrize("column", [1, 2])
+def test_the_recipes_memory_adds_up(column):
     text = RECIPE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| (?!\*\*)([^|]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
     assert len(rows) == 5

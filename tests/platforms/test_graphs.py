@@ -1,5 +1,9 @@
 """Graph runtimes: the eager one here, the one over CUDA graphs where there is a GPU. Bitwise."""
 
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -8,7 +12,12 @@ from tests.helpers.mark import hardware_test
 from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSignature
 from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
 from vllm_omni.platforms import create_platform
-from vllm_omni.platforms.graphs import EagerGraphRuntime
+from vllm_omni.platforms.graphs import (
+    DeviceGraphRuntime,
+    EagerGraph,
+    EagerGraphRuntime,
+    GraphInterface,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion]
 
@@ -47,6 +56,72 @@ def test_a_host_has_one_stream_and_nothing_to_wait_for():
     assert not runtime.is_capturing()
     runtime.wait_event(stream, runtime.record_event(stream))
     runtime.record_owner(torch.ones(1), stream)
+
+
+@dataclass(frozen=True)
+class LoggedStream:
+    name: str
+    log: list
+
+    def wait_event(self, event, /):
+        self.log.append(("wait_event", self.name, event))
+
+    def wait_stream(self, stream, /):
+        self.log.append(("wait_stream", self.name, stream.name))
+
+    def synchronize(self):
+        self.log.append(("synchronize", self.name))
+
+
+def logging_module(log):
+    """What ``torch.cuda`` and its siblings offer to graphs, writing down every call."""
+
+    @contextmanager
+    def stream(which):
+        log.append(("enter", which.name))
+        yield
+        log.append(("leave", which.name))
+
+    @contextmanager
+    def graph(_graph, *, pool, stream, capture_error_mode):
+        log.append(("begin", pool, stream.name, capture_error_mode))
+        yield
+        log.append(("end",))
+
+    module = ModuleType("fake_device")
+    vars(module).update(
+        Stream=lambda: LoggedStream("side", log), stream=stream, graph=graph,
+        graph_pool_handle=lambda: (0, 7),
+    )  # fmt: skip
+    return module
+
+
+@pytest.mark.cpu
+def test_a_capture_primes_waits_and_leaves_other_threads_alone():
+    """The order of calls, which no device without races would tell from another one."""
+    log = []
+    replayable = EagerGraph(affine, (), ())
+    runtime = DeviceGraphRuntime("fake", GraphInterface(logging_module(log), lambda: replayable))
+
+    def function(x):
+        log.append(("run", torch.is_inference_mode_enabled()))
+        return (x + log.count(("run", True)),)
+
+    x, main = torch.zeros(2), LoggedStream("main", log)
+    capture = runtime.capture(function, (x,), stream=main, pool=runtime.new_pool())
+    assert log == [
+        ("wait_stream", "side", "main"),
+        ("enter", "side"), ("run", True), ("leave", "side"),
+        ("synchronize", "side"),
+        ("begin", (0, 7), "side", "thread_local"), ("run", True), ("end",),
+        ("synchronize", "side"),
+        ("wait_stream", "main", "side"),
+    ]  # fmt: skip
+    assert torch.equal(capture.outputs[0], torch.full((2,), 2.0))  # of the second run
+    assert capture.graph is replayable
+    pool, side, inputs = capture.keepalive
+    assert (pool, side.name) == ((0, 7), "side")
+    assert inputs[0] is x
 
 
 def some_inputs(seed, device):

@@ -1,10 +1,12 @@
 """Whatever changes what a captured graph should compute is noticed before anything is written."""
 
+import copy
 import types
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.modules import module as torch_module
 
 from tests.diffusion.models.lingbot_world.test_lingbot_leased_post_attention import (
     DIM,
@@ -17,8 +19,9 @@ from tests.diffusion.models.lingbot_world.test_lingbot_leased_post_attention imp
     some_inputs,
     use,
 )
+from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.layers import norm
-from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.layers.linear import PlainLinearMethod, RowParallelLinear
 from vllm_omni.diffusion.models.lingbot_world import blocks as blocks_module
 from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.diffusion.models.lingbot_world.lease_fingerprint import fingerprint
@@ -39,6 +42,25 @@ def replace_parameter(block, _):
 
 def move_storage(block, _):
     block.self_attn.o.bias.data = block.self_attn.o.bias.data.clone()
+
+
+def share_storage(block, _):
+    """Another parameter over the same memory, as old as the first."""
+    block.norm3.bias = torch.nn.Parameter(block.norm3.bias.detach(), requires_grad=False)
+
+
+def replace_projection(block, _):
+    """Another projection with the tensors of the first."""
+    block.self_attn.o = copy.copy(block.self_attn.o)
+
+
+def change_group(block, _):
+    block.self_attn.o.group = RankGroup(0, 2, None)
+
+
+def change_class(block, _):
+    """One that inherits its forward, but may be called otherwise."""
+    block.self_attn.o.__class__ = type("Another", (RowParallelLinear,), {})
 
 
 def replace_module(block, _):
@@ -69,6 +91,26 @@ def override_forward(block, _):
     block.norm3.forward = types.MethodType(lambda _, x: x, block.norm3)
 
 
+def override_projection_forward(block, _):
+    block.self_attn.o.forward = types.MethodType(lambda _, x: x, block.self_attn.o)
+
+
+def override_post_attention(block, _):
+    block.post_attention = types.MethodType(lambda _, x, *__: (x, x, x), block)
+
+
+def override_after_projection(block, _):
+    block.after_projection = types.MethodType(lambda _, x, *__: (x, x), block)
+
+
+def add_global_hook(_, patch):
+    patch.setitem(torch_module._global_forward_hooks, 0, lambda *_: None)
+
+
+def add_global_pre_hook(_, patch):
+    patch.setitem(torch_module._global_forward_pre_hooks, 0, lambda *_: None)
+
+
 def override_method(block, patch):
     patch.setattr(block.self_attn.o.method, "apply", lambda *_: None)
 
@@ -95,8 +137,11 @@ def rebind_code(_, patch):
 
 
 CHANGES = (
-    write_in_place, replace_parameter, move_storage, replace_module, replace_method,
-    change_epsilon, add_hook, add_pre_hook, compile_module, override_forward, override_method,
+    write_in_place, replace_parameter, move_storage, share_storage, replace_projection,
+    change_group, change_class, replace_module, replace_method, change_epsilon, add_hook,
+    add_pre_hook, add_global_hook, add_global_pre_hook, compile_module, override_forward,
+    override_projection_forward, override_post_attention, override_after_projection,
+    override_method,
     patch_layer_norm, patch_gate, patch_torch_linear, patch_torch_layer_norm, rebind_code,
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan
 from vllm_omni.diffusion.models.lingbot_world.lease import Lease, LeaseCounters
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
 from vllm_omni.diffusion.models.lingbot_world.quarantine import PROCESS_QUARANTINE
 from vllm_omni.diffusion.models.lingbot_world.session import SessionParts
 from vllm_omni.diffusion.worker.worker import Worker
@@ -178,8 +179,10 @@ def test_a_failed_replay_loses_the_worker_keeps_its_memory_and_is_relaunched(mon
     held_before = len(PROCESS_QUARANTINE.held)
     with pytest.raises(WorkerFailedError, match="workers have to be restarted"):
         make_chunks(supervisor.executor, "lost", range(1))
-    held, of_the_chunk = PROCESS_QUARANTINE.held[held_before:]
-    assert any(isinstance(owner, SessionParts) for owner in of_the_chunk.owners)
+    (held,) = PROCESS_QUARANTINE.held[held_before:]
+    (leases,) = [owner for owner in held.owners if isinstance(owner, LeasedPostAttention)]
+    _, of_the_chunk = leases.quarantine
+    assert any(isinstance(owner, SessionParts) for owner in of_the_chunk)
     assert "injected device error" in held.reason
     (lease,) = [owner for owner in held.owners if isinstance(owner, Lease)]
     assert lease.slot.active
