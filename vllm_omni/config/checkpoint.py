@@ -47,9 +47,9 @@ def _from_hub_cache(model: str) -> Path:
         return Path(snapshot_download(model, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         raise ConfigError(
-            f"model {model!r}: no such directory: {Path(model).absolute()}; nor is it a hub id that "
-            "is in the local cache. Nothing is downloaded at run time; if it is a hub id, fetch it "
-            f"first with `hf download {model}`"
+            f"model {model!r}: no such directory: {Path(model).absolute()}; nor is it a hub id in "
+            "the local cache. Nothing is downloaded at run time; if it is a hub id, fetch it first "
+            f"with `hf download {model}`"
         ) from None
 
 
