@@ -57,6 +57,12 @@ def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
     return len(first) == len(second) and all(map(np.array_equal, first, second))
 
 
+def aborted(omni: AsyncOmni) -> float:
+    registry = omni.client.engine.metrics.registry
+    labels = {"model_name": str(tiny_checkpoint_dir()), "reason": "client_abort"}
+    return registry.get_sample_value("vllm_omni:requests_failed_total", labels) or 0.0
+
+
 async def wait_idle(omni: AsyncOmni) -> None:
     async with asyncio.timeout(20):
         while omni.client.engine.num_sessions:
@@ -153,6 +159,7 @@ async def test_interactions_are_checked(streaming):
 
 
 async def test_abort_ends_without_an_error(streaming):
+    before = aborted(streaming)
     outputs = []
     async for output in streaming.generate(PROMPT, params(num_frames=117), "aborted"):
         outputs.append(output)
@@ -160,6 +167,7 @@ async def test_abort_ends_without_an_error(streaming):
     assert 1 <= len(outputs) < 10
     await streaming.abort("aborted")
     await wait_idle(streaming)
+    assert aborted(streaming) == before + 1
 
 
 async def test_leaving_early_frees_the_session(streaming):

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from vllm_omni.config.devices import detect_platform
 from vllm_omni.config.resolve import resolve
-from vllm_omni.engine.session import ChunkReady, Ended, EndReason
+from vllm_omni.engine.session import ChunkReady, Ended, EndReason, StopCause
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.event_queue import EventQueue
 from vllm_omni.entrypoints.interactions import parse_interaction
@@ -92,7 +92,7 @@ class AsyncOmni:
         if not self._client.deployment.streaming_output:
             collector = ClipCollector(request)
         events = EventQueue()
-        session_id = self._client.engine.open(request, events.put)
+        session_id = self._client.engine.open(request, events.put, request_id=request_id)
         self._session_ids[request_id] = session_id
         try:
             while not isinstance(event := await events.get(), Ended):
@@ -116,7 +116,7 @@ class AsyncOmni:
     async def abort(self, request_id: str) -> None:
         """End a request at its next chunk boundary; its generator ends without an error."""
         if request_id in self._session_ids:
-            self._client.engine.stop(self._session_ids[request_id])
+            self._client.engine.stop(self._session_ids[request_id], StopCause.ABORTED)
 
     async def submit_interaction_async(
         self, request_id: str, interaction: Mapping[str, object]

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import logging
 import threading
 
 import av
@@ -71,6 +72,17 @@ async def test_life_of_a_job(server, executor, storage):
     for request in (server.http.get(video), server.http.delete(video)):
         assert (await request).status_code == 404
     assert (await server.http.get(f"{video}/content")).status_code == 404
+
+
+async def test_the_log_knows_a_job_by_its_id(server, caplog):
+    caplog.set_level(logging.INFO, logger="vllm_omni")
+    job = (await server.http.post(URL, json=BODY)).json()
+    await job_that_is(server, job["id"], "completed")
+    await until(lambda: server.engine.num_sessions == 0)
+    lines = [record.message for record in caplog.records if job["id"] in record.message]
+    assert [word for line in lines for word in ("placed", "ended") if word in line] == [
+        "placed", "ended",
+    ]  # fmt: skip
 
 
 async def test_sync_and_job_make_the_same_file(server):

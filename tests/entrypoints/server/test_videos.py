@@ -193,10 +193,12 @@ async def test_an_unforeseen_error_fails_the_video_and_keeps_its_secret(server, 
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(ChunkEncoder, "encode", break_down)
-    answer = await server.http.post(SYNC, json=BODY)
+    # Long enough to be open still when its first chunk breaks: two may wait for the encoder.
+    body = BODY | {"num_frames": 9 + 12 * 9}
+    answer = await server.http.post(SYNC, json=body)
     assert answer.status_code == 500
     assert answer.json()["error"]["message"].startswith("Video generation failed: an internal")
-    made = (await server.http.post(URL, json=BODY)).json()
+    made = (await server.http.post(URL, json=body)).json()
 
     async def failed() -> bool:
         return (await server.http.get(f"{URL}/{made['id']}")).status_code == 500
@@ -204,6 +206,10 @@ async def test_an_unforeseen_error_fails_the_video_and_keeps_its_secret(server, 
     await until(failed)
     assert "secret" not in (await server.http.get(f"{URL}/{made['id']}")).text
     await until(lambda: server.engine.num_sessions == 0)
+    figures = (await server.http.get("/metrics")).text
+    for reason, count in (("unknown", 2), ("client_disconnect", 0)):
+        labels = f'{{model_name="{NAME}",reason="{reason}"}}'
+        assert f"requests_failed_total{labels} {count:.1f}\n" in figures
 
 
 async def test_a_server_that_ends_fails_running_videos(server, executor):

@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 import time
-import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -63,7 +62,6 @@ class VideoJob:
 
     request: VideoRequest
     model: str
-    video_id: str = field(default_factory=lambda: f"video_gen_{uuid.uuid4().hex}")
     created_at: float = field(default_factory=time.time)
     status: VideoStatus = VideoStatus.QUEUED
     progress: int = 0
@@ -73,6 +71,11 @@ class VideoJob:
     stored_bytes: int = 0
     video: FinishedVideo | None = None
     deleting: bool = False
+
+    @property
+    def video_id(self) -> str:
+        """What the client knows the job by; the log names it, too."""
+        return self.request.request_id
 
     @property
     def is_over(self) -> bool:

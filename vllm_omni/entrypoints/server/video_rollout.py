@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vllm_omni.diffusion.geometry import pixel_frames_of
 from vllm_omni.diffusion.messages import SessionRequest
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
-from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened
+from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened, StopCause
 from vllm_omni.entrypoints.event_queue import EventQueue
 from vllm_omni.entrypoints.outputs import stage_seconds
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
@@ -48,7 +48,7 @@ class VideoRequest:
     """A validated request for a video.
 
     Attributes:
-        request_id: for logs and headers.
+        request_id: for logs and headers; the id of a job.
         quality: as the client named it; no effect.
     """
 
@@ -104,7 +104,9 @@ class VideoRollout:
         self.request = request
         self._state = state
         self._events = EventQueue()
-        self._session_id = state.client.engine.open(request.session, self._events.put)
+        self._session_id = state.client.engine.open(
+            request.session, self._events.put, request_id=request.request_id
+        )
 
     def abandon(self) -> None:
         """End the session at its next chunk boundary; no error if it has ended."""
@@ -125,6 +127,10 @@ class VideoRollout:
                 return await self._collect(encoder, progress)
             finally:
                 encoder.close()
+        except Exception:
+            # No effect on a session that has ended by itself; else something broke on this side.
+            self._state.client.engine.stop(self._session_id, StopCause.FAULT)
+            raise
         finally:
             self.abandon()
 

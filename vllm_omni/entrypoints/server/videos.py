@@ -61,7 +61,7 @@ def _add_making_routes(router: APIRouter, state: ServerState, jobs: VideoJobs) -
     @router.post(_PREFIX, openapi_extra=body_schema())
     async def create_job(request: Request) -> JSONResponse:
         """Start a video and answer at once with its job; errors of the request come at once."""
-        request_id = f"video_gen-{uuid.uuid4().hex}"
+        request_id = f"video_gen_{uuid.uuid4().hex}"
         with refusals_counted(state.client.engine.metrics, request_id):
             _check_ready(state)
             start = await read_start(request, state)
