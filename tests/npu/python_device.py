@@ -195,6 +195,7 @@ def _device_module() -> types.ModuleType:
     module.device_count = lambda: 1
     module.current_device = lambda: 0
     module.set_device = module.synchronize = module.manual_seed_all = lambda *_: None
+    module.empty_cache = lambda: None
     module.mem_get_info = lambda *_: (60 << 30, 64 << 30)
     module.memory_allocated = module.memory_reserved = lambda *_: 0
     module.max_memory_allocated = lambda *_: 1 << 20

@@ -33,10 +33,13 @@ class CudaPlatform:
         return device
 
     def free_bytes(self, device: torch.device) -> int:
-        """Free memory of the driver plus what the allocator holds unused."""
+        """Free memory of the driver, once the allocator has given back what it can.
+
+        What it keeps, pieces between other tensors and memory of graphs, fits no new pool.
+        """
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + cached
+        return free
 
     def peak_bytes(self, device: torch.device) -> int:
         """Peak of allocated bytes."""

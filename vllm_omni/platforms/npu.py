@@ -63,9 +63,13 @@ class NpuPlatform:
         return device
 
     def free_bytes(self, device: torch.device) -> int:
-        """Free memory of the runtime plus what the allocator holds unused."""
+        """Free memory of the runtime, once the allocator has given back what it can.
+
+        What it keeps, pieces between other tensors and memory of graphs, fits no new pool.
+        """
+        self._npu.empty_cache()
         free, _ = self._npu.mem_get_info(device)
-        return free + self._npu.memory_reserved(device) - self._npu.memory_allocated(device)
+        return free
 
     def peak_bytes(self, device: torch.device) -> int:
         """Peak of allocated bytes."""

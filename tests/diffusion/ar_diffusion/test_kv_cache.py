@@ -160,7 +160,8 @@ def test_pool_holds_the_sessions_that_fit(fraction, free_sessions, wanted, sessi
         tokens_per_frame=6,
         max_sessions=wanted,
         other_bytes_per_session=other,
-        free_bytes=int(free_sessions * session_bytes),
+        workspace_bytes=1000,
+        free_bytes=1000 + int(free_sessions * session_bytes),
         fraction=fraction,
     )
     assert (budget.sessions, budget.raised) == (sessions, raised)
@@ -170,8 +171,8 @@ def test_pool_holds_the_sessions_that_fit(fraction, free_sessions, wanted, sessi
 def test_too_little_memory_for_one_session_names_the_numbers():
     with pytest.raises(OutOfKVMemoryError, match=r"session needs \d+ bytes .* 9 bytes are free"):
         plan_pool(
-            spec_of(), tokens_per_frame=6, max_sessions=1, other_bytes_per_session=0, free_bytes=9,
-            fraction=None,
+            spec_of(), tokens_per_frame=6, max_sessions=1, other_bytes_per_session=0,
+            workspace_bytes=0, free_bytes=9, fraction=None,
         )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def test_float_pixels(parallel, size, tolerance):
         torch.testing.assert_close(chunk, single, rtol=0, atol=tolerance)
 
 
-def test_whole_frames_on_every_rank_when_sharding_is_off():
+def test_whole_frames_on_the_root_alone_when_sharding_is_off():
     # Bitwise: nothing of the decode is exchanged.
     config = replace(tiny_config(TWO, ODD), vae_spatial_sharding=False)
     expected = roll(ParallelState(), tiny_config(ALONE, ODD), OutputKind.UINT8, CHUNKS)
@@ -77,6 +77,14 @@ def test_whole_frames_on_every_rank_when_sharding_is_off():
         assert torch.equal(chunk, single)
     assert made[1].rollout.outputs == []
     assert all("batch_isend_irecv" not in watched.sent for watched in made)
+    states = run_ranks(decoder_states, config_of_even_size(), parallel=TWO)
+    assert [decodes for decodes, _, _ in states] == [True, False]
+    assert states[1][1:] == (0, 0)
+    assert states[0][1] == states[0][2] > 0
+
+
+def config_of_even_size():
+    return replace(tiny_config(TWO, EVEN), vae_spatial_sharding=False)
 
 
 def decoder_states(state: ParallelState, config) -> tuple[bool, int, int]:

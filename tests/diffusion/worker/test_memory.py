@@ -29,6 +29,10 @@ def session_bytes(geometry=SMALL):
     return window + pipeline.state_bytes(geometry)
 
 
+def workspace_bytes(geometry=SMALL):
+    return tiny_worker().pipeline.workspace_bytes(geometry)
+
+
 def plan(config, free_bytes=PLENTY, platform=None):
     return plan_kv_pool(config, tiny_worker().pipeline, platform or CpuPlatform(), free_bytes)
 
@@ -42,21 +46,21 @@ def test_the_cpu_takes_what_its_sessions_need():
 
 def test_an_accelerator_takes_its_share():
     config = tiny_config(max_num_seqs=8, kv_cache=KVCacheConfig(gpu_memory_fraction=0.5))
-    budget = plan(config, 6 * session_bytes() + 10, SharingPlatform())
+    budget = plan(config, 6 * session_bytes() + workspace_bytes() + 10, SharingPlatform())
     assert budget.sessions == 3
 
 
 def test_a_share_too_small_is_raised_and_said(caplog):
     config = tiny_config(kv_cache=KVCacheConfig(gpu_memory_fraction=0.01))
     with caplog.at_level(logging.WARNING, "vllm_omni"):
-        budget = plan(config, 2 * session_bytes(), SharingPlatform())
+        budget = plan(config, 2 * session_bytes() + workspace_bytes(), SharingPlatform())
     assert (budget.sessions, budget.raised) == (1, True)
     assert "gpu_memory_fraction 0.01" in caplog.text
 
 
 def test_fewer_sessions_than_asked_for_are_said(caplog):
     with caplog.at_level(logging.WARNING, "vllm_omni"):
-        budget = plan(tiny_config(max_num_seqs=9), 2 * session_bytes() + 1)
+        budget = plan(tiny_config(max_num_seqs=9), 2 * session_bytes() + workspace_bytes() + 1)
     assert budget.sessions == 2
     assert "max_num_seqs is 9 but memory admits 2 sessions at 48x32" in caplog.text
 

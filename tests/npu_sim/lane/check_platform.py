@@ -5,9 +5,9 @@ import torch
 
 from tests.npu_sim import kernels, simulation
 from tests.npu_sim.device import device, operator_calls, order, platform
-from vllm_omni.errors import ConfigError
 from vllm_omni.diffusion.layers.linear import ReplicatedLinear, process_weights
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
+from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.int8 import ReferenceInt8Ops
 
 __all__ = ["device", "order", "platform"]
@@ -30,11 +30,11 @@ def test_devices_that_are_not_there_are_refused(platform):
     platform.device(0)
 
 
-def test_free_memory_counts_what_the_allocator_holds_unused(platform, device):
-    torch.npu.empty_cache()
+def test_free_memory_counts_what_the_allocator_can_give_back(platform, device):
+    """The allocator takes memory by segments of 2 MiB."""
     before = platform.free_bytes(device)
     big = torch.empty(64 * MEBIBYTE, dtype=torch.uint8, device=device)
-    assert before - platform.free_bytes(device) == pytest.approx(64 * MEBIBYTE, abs=MEBIBYTE)
+    assert before - platform.free_bytes(device) == pytest.approx(64 * MEBIBYTE, abs=3 * MEBIBYTE)
     assert platform.peak_bytes(device) >= 64 * MEBIBYTE
     del big
     assert platform.free_bytes(device) == pytest.approx(before, abs=MEBIBYTE)

@@ -36,6 +36,13 @@ class SizedModel(Protocol):
         """What a session of this size holds beside its KV window, in bytes on this rank."""
         ...
 
+    def workspace_bytes(self, geometry: VideoGeometry) -> int:
+        """What the chunk being made holds from its start to its end, in bytes on this rank.
+
+        Activations of single layers are not counted.
+        """
+        ...
+
 
 @runtime_checkable
 class RealtimePipeline(SizedModel, Protocol[SessionT]):

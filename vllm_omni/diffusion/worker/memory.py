@@ -27,6 +27,7 @@ def plan_kv_pool(
         tokens_per_frame=geometry.tokens_per_frame,
         max_sessions=config.max_num_seqs,
         other_bytes_per_session=pipeline.state_bytes(geometry),
+        workspace_bytes=pipeline.workspace_bytes(geometry),
         free_bytes=free_bytes,
         fraction=config.kv_cache.gpu_memory_fraction if platform.pool_from_free_memory else None,
     )

@@ -4,6 +4,7 @@ Bitwise with the same rollout without them: the graphs run the same modules on t
 """
 
 import logging
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -15,12 +16,16 @@ from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.executor.inline import InlineExecutor
+from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan
 from vllm_omni.diffusion.models.lingbot_world.lease import Lease, LeaseCounters
 from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
 from vllm_omni.diffusion.models.lingbot_world.quarantine import PROCESS_QUARANTINE
 from vllm_omni.diffusion.models.lingbot_world.session import SessionParts
+from vllm_omni.diffusion.worker import process
+from vllm_omni.diffusion.worker.commands import WorkerTask
+from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.errors import ConfigError, WorkerFailedError
@@ -191,6 +196,48 @@ def test_a_failed_replay_loses_the_worker_keeps_its_memory_and_is_relaunched(mon
     supervisor.relaunch()
     supervisor.executor.open_session("next", small_request(num_chunks=2))
     assert len(make_chunks(supervisor.executor, "next", range(2))) == 2
+    supervisor.shutdown()
+
+
+def main_whose_replays_fail(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
+    """A worker process in which the session ``lost`` fails on rank 1, in its second block."""
+    from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
+
+    denoise, replay = LingBotWorldCausalDMDPipeline.denoise_chunk, EagerGraph.replay
+    left = []
+
+    def denoise_chunk(pipeline, session, plan):
+        left[:] = [1, 0] if (plan.session_id, task.rank) == ("lost", 1) else []
+        return denoise(pipeline, session, plan)
+
+    def replay_or_fail(graph):
+        if left and left.pop(0) == 0:
+            raise RuntimeError("injected device error")
+        replay(graph)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LingBotWorldCausalDMDPipeline, "denoise_chunk", denoise_chunk)
+        patch.setattr(EagerGraph, "replay", replay_or_fail)
+        process.main(task, pipe, pixels)
+
+
+def test_a_failed_replay_ends_the_process_group_and_a_new_one_makes_the_same_bytes():
+    """One rank of two fails in a block, while the other one waits for it in the next exchange."""
+    supervisor = WorkerSupervisor(
+        lambda: MultiprocExecutor(
+            config(leased=True, ranks=2), worker_main=main_whose_replays_fail
+        ),
+        warm_up=None,
+        sleep=lambda _: None,
+    )
+    supervisor.start()
+    expected = rollout(supervisor.executor, "first")
+    supervisor.executor.open_session("lost", small_request(num_chunks=2))
+    lost = r"rank 1 ended with exit code 1 after .*injected device error.*have to be restarted"
+    with pytest.raises(WorkerFailedError, match=lost):
+        make_chunks(supervisor.executor, "lost", range(1))
+    supervisor.relaunch()
+    assert rollout(supervisor.executor, "first") == expected
     supervisor.shutdown()
 
 

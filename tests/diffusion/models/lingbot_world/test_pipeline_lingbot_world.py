@@ -23,6 +23,9 @@ from vllm_omni.diffusion.messages import (
     RecordedCamera,
     SessionRequest,
 )
+from vllm_omni.diffusion.models.lingbot_world.transformer import (
+    CausalLingBotWorldTransformer3DModel,
+)
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.errors import CheckpointError, InvalidRequestError, SessionClosedError
 
@@ -298,6 +301,26 @@ def test_state_bytes_bound_what_a_session_holds(worker):
             assert held <= worker.pipeline.state_bytes(SMALL)
     finally:
         session.close()
+
+
+def test_workspace_bytes_are_the_cameras_and_two_more_histories(worker, monkeypatch):
+    """Exact: what a chunk keeps while it is made, beside the session's own state."""
+    pipeline, kept = worker.pipeline, []
+    embed = CausalLingBotWorldTransformer3DModel.embed_camera
+
+    def noted(*args):
+        kept.append(embed(*args))
+        return kept[-1]
+
+    monkeypatch.setattr(CausalLingBotWorldTransformer3DModel, "embed_camera", noted)
+    session = pipeline.open_session("s", keys_request(1))
+    pipeline.denoise_chunk(session, ChunkPlan("s", 0))
+    session.close()
+    camera = sum(layer.gain.nbytes + layer.shift.nbytes for layer in kept[0])
+    vae = pipeline.parts.vae
+    sides = (SMALL.height, SMALL.width)
+    histories = (vae.encoder_state_bytes(*sides), vae.decoder_state_bytes(*sides))
+    assert pipeline.workspace_bytes(SMALL) == camera + 2 * max(histories)
 
 
 def test_noise_of_a_device_that_is_not_there_is_refused_by_name(worker):

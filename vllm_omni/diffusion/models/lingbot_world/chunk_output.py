@@ -1,7 +1,7 @@
 """What a rank hands out of a chunk: latents, pixels, or nothing but its part in the decode.
 
-Ranks of the root's sequence group decode, each its own columns or each the whole frame; ranks of
-other tensor-parallel replicas hold the same latents and would decode the same pixels again.
+The ranks of the root's sequence group decode, each its own columns; where columns are not shared,
+the root alone. Every other rank holds the same latents and would decode the same pixels again.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class ChunkOutput:
     """The end of a chunk on one rank.
 
     Attributes:
-        gather: over the ranks that share the columns; a group of one where each decodes all.
+        gather: over the ranks that share the columns; a group of one where nobody does.
     """
 
     vae: WanVAE
@@ -35,15 +35,20 @@ class ChunkOutput:
         """Ranks that share the columns of a frame."""
         return self.gather.group.size
 
+    @property
+    def _decodes(self) -> bool:
+        """Whether this rank takes part in decoding."""
+        return self.parallel.decodes if self._slabs > 1 else self.parallel.is_root
+
     def fresh(self, kind: OutputKind) -> DecoderState | None:
         """Decoder state of a session that has not begun; ``None`` where nothing is decoded."""
-        if kind is OutputKind.LATENT or not self.parallel.decodes:
+        if kind is OutputKind.LATENT or not self._decodes:
             return None
         return DecoderState.fresh()
 
     def decoder_bytes(self, geometry: VideoGeometry) -> int:
         """Bytes that a session's decoder state takes on this rank."""
-        if not self.parallel.decodes:
+        if not self._decodes:
             return 0
         slab_width = -(-geometry.latent_width // self._slabs) * SPATIAL_FACTOR
         return self.vae.decoder_state_bytes(geometry.height, slab_width)
@@ -70,8 +75,6 @@ class ChunkOutput:
             columns = ColumnShard(GroupExchange(self.gather.group), latent_width)
             video, state = self.vae.decode(clean, state, columns)
         width = latent_width * SPATIAL_FACTOR
-        if self._slabs == 1 and not self.parallel.is_root:
-            return None, state
         on_root = (
             self.gather.floats_on_root if kind is OutputKind.FLOAT else self.gather.bytes_on_root
         )

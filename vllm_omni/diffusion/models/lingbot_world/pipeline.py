@@ -116,6 +116,18 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         encoder = self.parts.vae.encoder_state_bytes(geometry.height, geometry.width)
         return self.kv_cache_spec().text_bytes + encoder + self.parts.output.decoder_bytes(geometry)
 
+    def workspace_bytes(self, geometry: VideoGeometry) -> int:
+        """Camera modulation of a chunk, and a VAE history twice more while it is replaced."""
+        transformer, vae = self.parts.transformer, self.parts.vae
+        ranks = transformer.exchange.group.size
+        tokens = LATENT_FRAMES_PER_CHUNK * geometry.tokens_per_frame // ranks
+        per_layer = 2 * tokens * transformer.config.dim * self.parts.dtype.itemsize
+        history = max(
+            vae.encoder_state_bytes(geometry.height, geometry.width),
+            self.parts.output.decoder_bytes(geometry),
+        )
+        return len(transformer.blocks) * per_layer + 2 * history
+
     def bind_pool(self, pool: KVPool) -> None:
         """Use this pool for all sessions to come."""
         self._pool = pool

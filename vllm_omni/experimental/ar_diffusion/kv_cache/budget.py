@@ -73,6 +73,7 @@ def plan_pool(
     tokens_per_frame: int,
     max_sessions: int,
     other_bytes_per_session: int,
+    workspace_bytes: int,
     free_bytes: int,
     fraction: float | None,
 ) -> PoolBudget:
@@ -81,23 +82,26 @@ def plan_pool(
     Args:
         other_bytes_per_session: what a session holds beside its window: text KV, decoder and
             encoder history.
-        fraction: share of ``free_bytes`` for all sessions; ``None`` takes what
-            ``max_sessions`` sessions need.
+        workspace_bytes: what the chunk being made holds, whichever session's it is.
+        fraction: share of what the workspace leaves of ``free_bytes``, for all sessions;
+            ``None`` takes what ``max_sessions`` sessions need.
 
     Raises:
-        OutOfKVMemoryError: if not even one session fits into ``free_bytes``.
+        OutOfKVMemoryError: if not even one session and the workspace fit into ``free_bytes``.
     """
     window_pages = spec.window_pages(tokens_per_frame)
     session_bytes = window_pages * spec.page_bytes + other_bytes_per_session
-    if session_bytes > free_bytes:
+    usable_bytes = free_bytes - workspace_bytes
+    if session_bytes > usable_bytes:
         raise OutOfKVMemoryError(
             f"one session needs {session_bytes} bytes ({window_pages} KV pages of "
-            f"{spec.page_bytes} bytes and {other_bytes_per_session} bytes of state), "
-            f"{free_bytes} bytes are free; lower the size or use more ranks (ulysses_degree)"
+            f"{spec.page_bytes} bytes and {other_bytes_per_session} bytes of state) and the chunk "
+            f"being made {workspace_bytes}, {free_bytes} bytes are free; lower the size or use "
+            "more ranks (ulysses_degree)"
         )
     if fraction is None:
-        sessions = min(max_sessions, free_bytes // session_bytes)
+        sessions = min(max_sessions, usable_bytes // session_bytes)
         return PoolBudget(sessions * window_pages, sessions, raised=False)
-    share = int(free_bytes * fraction)
+    share = int(usable_bytes * fraction)
     sessions = max(1, min(max_sessions, share // session_bytes))
     return PoolBudget(sessions * window_pages, sessions, raised=share < session_bytes)
