@@ -114,7 +114,11 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTimings:
-    """Milliseconds spent in each part of a chunk on the root rank."""
+    """Milliseconds of each part of a chunk on the root rank, as the device ran it.
+
+    Attributes:
+        commit_ms: until the commit forward was done, or queued where the device has a queue.
+    """
 
     condition_ms: float = 0.0
     camera_ms: float = 0.0

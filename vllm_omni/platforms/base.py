@@ -6,6 +6,7 @@ import torch
 
 from vllm_omni.platforms.graphs import GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops
+from vllm_omni.platforms.laps import LapClock
 from vllm_omni.platforms.rotary import RotaryMul
 
 
@@ -61,6 +62,10 @@ class Platform(Protocol):
         ``None`` where memory that an exchange has touched may be given back as soon as the call
         that waits for the exchange returns.
         """
+        ...
+
+    def lap_clock(self, device: torch.device) -> LapClock:
+        """A clock for work on the device's current queue."""
         ...
 
     def int8_ops(self) -> Int8Ops:

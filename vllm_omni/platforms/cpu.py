@@ -8,6 +8,7 @@ import torch
 
 from vllm_omni.platforms.graphs import EagerGraphRuntime, GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops, ReferenceInt8Ops
+from vllm_omni.platforms.laps import HostLaps, LapClock
 from vllm_omni.platforms.rotary import ReferenceRotaryMul, RotaryMul
 
 _KIB = 1024
@@ -52,6 +53,11 @@ class CpuPlatform:
     def completion_event(self, device: torch.device) -> None:
         """Exchanges end when their call returns."""
         del device
+
+    def lap_clock(self, device: torch.device) -> LapClock:
+        """The host's own clock."""
+        del device
+        return HostLaps()
 
     def int8_ops(self) -> Int8Ops:
         """The arithmetic in plain torch."""

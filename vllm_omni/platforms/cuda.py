@@ -5,6 +5,7 @@ import torch
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops
+from vllm_omni.platforms.laps import DeviceLaps, LapClock
 from vllm_omni.platforms.rotary import RotaryMul
 
 
@@ -61,6 +62,10 @@ class CudaPlatform:
     def completion_event(self, device: torch.device) -> None:
         """The allocator reuses memory in the order of the queue that the exchange joined."""
         del device
+
+    def lap_clock(self, device: torch.device) -> LapClock:
+        """Timed CUDA events."""
+        return DeviceLaps(torch.cuda, device)
 
     def int8_ops(self) -> Int8Ops:
         """None here.

@@ -10,6 +10,7 @@ from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.base import CompletionEvent
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops
+from vllm_omni.platforms.laps import DeviceLaps, LapClock
 from vllm_omni.platforms.rotary import RotaryMul
 
 _FRACTAL_NZ = 29
@@ -97,6 +98,10 @@ class NpuPlatform:
         done = self._npu.Event()
         done.record(self._npu.current_stream(device))
         return done
+
+    def lap_clock(self, device: torch.device) -> LapClock:
+        """Timed events of torch_npu."""
+        return DeviceLaps(self._npu, device)
 
     def int8_ops(self) -> Int8Ops:
         """The vendor's quantised matrix product."""

@@ -4,6 +4,7 @@ The CPU's attention stands behind the operator and the noise is drawn on the hos
 must be the CPU's. In deferred order a missing wait, event or hold on memory would change bytes.
 """
 
+import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -159,8 +160,9 @@ def test_a_chunk_waits_once_for_its_pixels_and_nothing_else(order):
         # at its mask.
         assert spent.transfers["read_back"] <= 2 + with_prompt
         # The host waits for its pixels by one event; else it waits only where it reads a value.
+        # torch_npu also asks both events of each of four laps, which were done before the pixels.
         assert spent.transfers["blocking"] == 0
-        assert spent.runtime["event_syncs"] == 1
+        assert spent.runtime["event_syncs"] == 1 + 2 * 4
         assert spent.runtime["device_syncs"] == 0
         assert spent.runtime["stream_syncs"] == spent.transfers["read_back"]
 
@@ -209,3 +211,18 @@ def test_quantised_feed_forward_linears_have_the_bytes_of_the_cpu_reference(monk
     products = operator_calls("npu_quant_matmul")
     assert len(products) == chunks * 2 * (4 * LAYERS + LAYERS - 1)
     assert same(made["npu"], made["cpu"])
+
+
+@pytest.mark.usefixtures("order")
+def test_the_parts_of_a_chunk_are_timed_by_the_device():
+    """The laps of its queue; they are complete when the pixels are on the host."""
+    worker, made = loaded("npu"), []
+    began_s = time.monotonic()
+    worker.open_session("timed", replace(small_request(num_chunks=1), generator_device="cpu"))
+    timings = worker.run_chunk(ChunkPlan("timed", 0), made.append)
+    worker.close_session("timed")
+    spent_ms = (time.monotonic() - began_s) * 1000.0
+    laps = (timings.condition_ms, timings.camera_ms, timings.probes_ms, timings.decode_ms)
+    assert min(laps) > 0.0
+    assert sum(laps) < spent_ms
+    assert made[0].timings == replace(timings, commit_ms=0.0)

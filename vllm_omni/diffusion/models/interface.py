@@ -21,6 +21,15 @@ class LiveSession(Protocol):
         ...
 
 
+@runtime_checkable
+class TimedLaps(Protocol):
+    """How long the parts of a chunk took."""
+
+    def timings(self) -> ChunkTimings:
+        """Only once the device has done their work."""
+        ...
+
+
 SessionT = TypeVar("SessionT", bound=LiveSession)
 
 
@@ -73,12 +82,15 @@ class RealtimePipeline(SizedModel, Protocol[SessionT]):
 
     def denoise_chunk(
         self, session: SessionT, plan: ChunkPlan
-    ) -> tuple[Shaped[torch.Tensor, "..."] | None, ChunkTimings]:
-        """Make the next chunk's output; ``None`` on ranks that hand out nothing."""
+    ) -> tuple[Shaped[torch.Tensor, "..."] | None, TimedLaps]:
+        """Make the next chunk's output; ``None`` on ranks that hand out nothing.
+
+        Its times can be read once the output is on the host.
+        """
         ...
 
     def commit_chunk(self, session: SessionT) -> float:
-        """Make the chunk part of the session's history; milliseconds that it took."""
+        """Make the chunk part of the session's history; milliseconds until it was queued."""
         ...
 
     def release(self) -> None:

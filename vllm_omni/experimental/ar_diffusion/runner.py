@@ -128,8 +128,10 @@ class ChunkRunner:
             ) from error
 
     def _run(self, session: LiveSession, plan: ChunkPlan, deliver: Deliver) -> ChunkTimings:
-        output, timings = self._pipeline.denoise_chunk(session, plan)
+        output, laps = self._pipeline.denoise_chunk(session, plan)
+        timings = ChunkTimings()
         if output is not None:
             data = self._platform.to_host(output).numpy()
+            timings = laps.timings()
             deliver(ChunkResult(plan.session_id, plan.chunk_index, data, time.monotonic(), timings))
         return replace(timings, commit_ms=self._pipeline.commit_chunk(session))

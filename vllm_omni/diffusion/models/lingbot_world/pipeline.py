@@ -18,7 +18,6 @@ from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear_backend import NATIVE, LinearBackend
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
-    ChunkTimings,
     PromptStep,
     SessionRequest,
 )
@@ -52,6 +51,7 @@ from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.platforms import Platform
+from vllm_omni.platforms.laps import HostLaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +165,15 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
     @torch.inference_mode()
     def denoise_chunk(
         self, session: LingBotSession, plan: ChunkPlan
-    ) -> tuple[Shaped[Tensor, "..."] | None, ChunkTimings]:
+    ) -> tuple[Shaped[Tensor, "..."] | None, ChunkStopwatch]:
         """Make the next chunk's pixels or latents; the KV commit is a call of its own.
 
         Writes the chunk's noisy keys and values into the window and moves the generator on;
         nothing else changes.
         """
         parts, before = session.parts, session.committed
-        watch = ChunkStopwatch(self.platform, self.parts.device)
+        clock = self.platform.lap_clock(self.parts.device)
+        watch = ChunkStopwatch(self.platform, self.parts.device, clock)
         condition, condition_state = parts.conditions.next_chunk(before.condition)
         watch.lap("condition_ms")
         camera, camera_state = parts.cameras.next_chunk(before.camera, plan)
@@ -200,17 +201,17 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
             text=text,
         )
         session.hold(PendingChunk(clean, condition, context, after))
-        return output, watch.timings()
+        return output, watch
 
     @torch.inference_mode()
     def commit_chunk(self, session: LingBotSession) -> float:
         """Write the chunk's clean keys and values, then move the session on by one chunk.
 
         Returns:
-            Milliseconds of the commit forward.
+            Milliseconds until the commit forward was done, or queued where the device has a queue.
         """
         parts, pending = session.parts, session.pending
-        watch = ChunkStopwatch(self.platform, self.parts.device)
+        watch = ChunkStopwatch(self.platform, self.parts.device, HostLaps())
         if not self.config.reuse_last_step_kv:
             with asking_for_restart(parts.leases, parts, session.committed, pending):
                 commit(

@@ -1,37 +1,35 @@
 """Times the parts of one chunk."""
 
-import time
-from dataclasses import replace
-
 import torch
 
 from vllm_omni.diffusion.messages import ChunkTimings
 from vllm_omni.platforms import Platform
+from vllm_omni.platforms.laps import LapClock
 
 
 class ChunkStopwatch:
-    """Laps of one chunk in milliseconds.
+    """Laps of one chunk by a clock of the device's queue, or of the host.
 
-    Host time is what is measured. On a device that queues work, a lap says how long the host
-    was busy unless ``synchronize`` is set, which the benchmark does and serving does not.
+    ``synchronize`` also makes every lap wait for the device, so that one part's work does not run
+    beside the next one's; the benchmark sets it and serving does not.
     """
 
     synchronize = False
 
-    def __init__(self, platform: Platform, device: torch.device) -> None:
+    def __init__(self, platform: Platform, device: torch.device, clock: LapClock) -> None:
         self._platform = platform
         self._device = device
-        self._timings = ChunkTimings()
-        self._started = time.perf_counter()
+        self._clock = clock
+        self._parts: list[str] = []
+        self._clock.mark()
 
     def lap(self, part: str) -> None:
         """End a lap and begin the next; ``part`` is a field of :class:`ChunkTimings`."""
         if self.synchronize:
             self._platform.synchronize(self._device)
-        now = time.perf_counter()
-        self._timings = replace(self._timings, **{part: (now - self._started) * 1000.0})
-        self._started = now
+        self._clock.mark()
+        self._parts.append(part)
 
     def timings(self) -> ChunkTimings:
-        """All laps so far."""
-        return self._timings
+        """All laps so far; only once the device has done their work."""
+        return ChunkTimings(**dict(zip(self._parts, self._clock.laps_ms(), strict=True)))

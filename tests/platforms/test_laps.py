@@ -1,0 +1,62 @@
+"""Times of parts of work, on the host and by events of a device."""
+
+import time
+from itertools import count
+from types import ModuleType
+
+import pytest
+import torch
+
+from vllm_omni.diffusion.models.lingbot_world.stopwatch import ChunkStopwatch
+from vllm_omni.platforms.cpu import CpuPlatform
+from vllm_omni.platforms.laps import DeviceLaps, HostLaps
+
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
+
+CPU = torch.device("cpu")
+
+
+def test_the_host_measures_what_lies_between_two_marks():
+    clock = HostLaps()
+    clock.mark()
+    time.sleep(0.02)
+    clock.mark()
+    clock.mark()
+    slow, fast = clock.laps_ms()
+    assert slow >= 20.0
+    assert 0.0 <= fast < slow
+
+
+class FakeEvent:
+    """The n-th event that is recorded is n squared milliseconds late."""
+
+    numbers = count(1)
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: object) -> None:
+        self.stream, self.at_ms = stream, float(next(self.numbers) ** 2)
+
+    def elapsed_time(self, later: "FakeEvent") -> float:
+        return later.at_ms - self.at_ms
+
+
+def test_a_device_measures_by_events_in_its_current_queue():
+    module = ModuleType("device")
+    module.Event, module.current_stream = FakeEvent, lambda device: f"queue of {device}"
+    clock = DeviceLaps(module, torch.device("cuda", 3))
+    for _ in range(4):
+        clock.mark()
+    assert clock.laps_ms() == [3.0, 5.0, 7.0]
+    assert {event.stream for event in clock._events} == {"queue of cuda:3"}
+
+
+def test_laps_of_a_chunk_are_told_by_part():
+    clock = HostLaps()
+    watch = ChunkStopwatch(CpuPlatform(), CPU, clock)
+    for part in ("condition_ms", "probes_ms"):
+        watch.lap(part)
+    timings = watch.timings()
+    assert [timings.condition_ms, timings.probes_ms] == clock.laps_ms()
+    assert timings.decode_ms == 0.0
