@@ -89,6 +89,17 @@ def test_a_reset_that_kills_its_workers_costs_one_session():
     bench.engine.close()
 
 
+def test_a_worker_that_dies_while_nobody_asks_is_replaced_before_anybody_does():
+    bench = Bench(FakeExecutor(), FakeExecutor())
+    bench.executors[0].dead = WorkerFailedError("rank 0 was killed")
+    wait_until(lambda: bench.executors[1].started == 1)
+    wait_until(lambda: bench.engine.is_ready)
+    assert chunk_indices(bench.open().rest()) == [0, 1, 2]
+    assert bench.counted() == {"finished": 1.0}
+    assert bench.metric("worker_restarts_total") == 1
+    bench.engine.close()
+
+
 def test_figures_are_right_after_a_restart():
     bench = Bench(FakeExecutor(), FakeExecutor())
     bench.executors[1].gate.clear()

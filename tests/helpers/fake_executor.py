@@ -16,7 +16,7 @@ from vllm_omni.diffusion.messages import (
     SourceImage,
     WorkerReady,
 )
-from vllm_omni.errors import OutOfKVMemoryError, SessionClosedError
+from vllm_omni.errors import OutOfKVMemoryError, SessionClosedError, WorkerFailedError
 
 
 def make_request(**changes: object) -> SessionRequest:
@@ -38,6 +38,7 @@ class FakeExecutor:
 
     Attributes:
         plans: every plan that was run, in order.
+        dead: what a rank has ended by, while nobody asked it anything.
         began_s: ``time.monotonic()`` at which each of them was begun.
         open_ids: sessions that are open now.
         failures: ``(session ordinal, chunk index) -> error`` to raise once, before the pixels.
@@ -62,6 +63,7 @@ class FakeExecutor:
         self.at_gate = threading.Event()
         self.started = 0
         self.shut_down = 0
+        self.dead: WorkerFailedError | None = None
         self._ordinals: dict[str, int] = {}
 
     def start(self) -> WorkerReady:
@@ -105,6 +107,10 @@ class FakeExecutor:
         if session_id in self.open_ids:
             self.open_ids.remove(session_id)
             self.closed_total += 1
+
+    def check_alive(self) -> None:
+        if self.dead is not None:
+            raise self.dead
 
     def peak_bytes(self) -> int:
         return 4096

@@ -33,6 +33,7 @@ from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
 
+_IDLE_CHECK_S = 1.0
 _BUG = "the engine stopped by a bug of its own; see its log"
 
 
@@ -235,6 +236,7 @@ class Engine:
         self._roster.end_due(sessions)
         if draining:
             return False
+        self._supervisor.executor.check_alive()
         if self._place_next():
             return True
         with self._wake:
@@ -247,11 +249,15 @@ class Engine:
         return True
 
     def _wait(self) -> None:
-        """Sleep until a call wakes the loop or a paced session may go on. Holds the lock."""
+        """Sleep until a call wakes the loop or a paced session may go on. Holds the lock.
+
+        Not for long: a worker that dies while nobody asks it anything is looked for.
+        """
         if self._called:
             return
         wake_at = self._scheduler.wake_at_s()
-        self._wake.wait(None if wake_at is None else max(wake_at - time.monotonic(), 0.0))
+        due_s = _IDLE_CHECK_S if wake_at is None else wake_at - time.monotonic()
+        self._wake.wait(min(max(due_s, 0.0), _IDLE_CHECK_S))
 
     def _place_next(self) -> bool:
         with self._wake:

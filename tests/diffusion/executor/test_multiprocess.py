@@ -154,6 +154,17 @@ def test_a_killed_rank_between_commands_is_found_by_the_next():
     made.shutdown()
 
 
+def test_a_look_finds_a_rank_that_was_killed_without_a_command(two_ranks):
+    two_ranks.check_alive()
+    victim = two_ranks.group.process_ids[1]
+    os.kill(victim, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(victim)], timeout=10)
+    with pytest.raises(WorkerFailedError, match=r"rank 1 ended with exit code -9 \(SIGKILL\)"):
+        two_ranks.check_alive()
+    with pytest.raises(WorkerFailedError, match="not running"):
+        two_ranks.check_alive()
+
+
 def test_waiting_costs_no_processor_time():
     made = MultiprocExecutor(tiny_config("mp", chunk_timeout_s=4.0), worker_main=faulty_main)
     made.start()

@@ -35,6 +35,10 @@ class Executor(Protocol):
         """Free a session on all ranks; one that is not open is no error."""
         ...
 
+    def check_alive(self) -> None:
+        """Look, without waiting, whether a rank has ended."""
+        ...
+
     def peak_bytes(self) -> int:
         """Peak memory of the rank that used most."""
         ...

@@ -45,6 +45,9 @@ class InlineExecutor:
         """Free a session."""
         self.worker.close_session(session_id)
 
+    def check_alive(self) -> None:
+        """The worker lives as long as this process."""
+
     def peak_bytes(self) -> int:
         """Peak memory of this process."""
         return self.worker.peak_bytes()

@@ -116,6 +116,14 @@ class MultiprocExecutor:
         """Free a session on all ranks; one that is not open is no error."""
         self._call(CloseSession(session_id), f"closing session {session_id}")
 
+    def check_alive(self) -> None:
+        """Look, without waiting, whether a rank has ended."""
+        try:
+            self.group.check_alive()
+        except WorkerFailedError:
+            self._drop()
+            raise
+
     def peak_bytes(self) -> int:
         """Peak memory of the rank that used most."""
         replies = self._call(ReportPeak(), "reporting its memory")

@@ -119,6 +119,15 @@ class WorkerGroup:
             raise self._loss()
         return reply
 
+    def check_alive(self) -> None:
+        """Return at once if all ranks run.
+
+        Raises:
+            WorkerFailedError: if one has ended.
+        """
+        if wait([worker.process.sentinel for worker in self._workers], 0):
+            raise self._loss()
+
     def stop(self) -> None:
         """Let every rank end by itself, then :meth:`kill` what is left."""
         for worker in self._workers:
