@@ -13,6 +13,7 @@ from vllm_omni.errors import CheckpointError, ConfigError, UnsupportedParallelis
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 PACKAGED = "lingbot_world_v2_stepwise.yaml"
+CONFIGS = Path(__file__).resolve().parents[2] / "benchmarks" / "lingbot_world" / "configs"
 
 
 @pytest.fixture(autouse=True)
@@ -177,9 +178,21 @@ def test_compiling_is_for_cuda(model):
 
 
 def test_the_list_of_devices_means_nothing_on_a_cpu(model):
-    resolved = resolve(model, overrides={"devices": "0"})
+    resolved = resolve(model, overrides={"devices": "0", "device": "cpu"}, platform="cuda")
     assert resolved.config.devices is None
     assert any("devices='0' has no effect" in note for note in resolved.no_effect)
+
+
+def test_a_list_of_devices_is_not_run_on_a_cpu_that_nobody_asked_for(model):
+    for devices, file in (("0", PACKAGED), ("0,1,2,3", CONFIGS / "npu_usp4_eager.yaml")):
+        with pytest.raises(ConfigError, match="shows none") as refused:
+            resolve(model, deploy_config=file, platform="cpu")
+        for part in (f"devices='{devices}'", "/dev/nvidia*", "/dev/davinci*", "device: cpu"):
+            assert part in str(refused.value)
+    with pytest.raises(ConfigError, match="asks for GPUs or NPUs"):
+        resolve(model, overrides={"devices": "0"}, platform="cpu")
+    asked = resolve(model, deploy_config=PACKAGED, overrides={"device": "cpu"}, platform="cpu")
+    assert asked.config.device == "cpu"
 
 
 def test_the_model_comes_first_and_is_not_the_deploy_file(tmp_path):

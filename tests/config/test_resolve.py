@@ -201,6 +201,7 @@ def test_mappings_of_overrides_merge_deeply(model):
             "stage_0_model_config": {"ar_diffusion_height": 240},
             "default_sampling_params": {"0": {"seed": 7, "extra_args": {"more": 1}}},
         },
+        platform="cuda",
     )
     assert resolved.default_sampling_params.generator_device is None
     assert resolved.config.geometry == VideoGeometry(240, 320)

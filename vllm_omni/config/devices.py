@@ -48,6 +48,20 @@ def detect_platform() -> str:
     return "cpu"
 
 
+def refuse_missing_devices(devices: str) -> None:
+    """Refuse a deployment that lists devices where the machine shows none.
+
+    Raises:
+        ConfigError: what was looked for, and the setting that asks for the CPU.
+    """
+    looked = ", ".join(f"{_DEV}/{pattern.split('[')[0]}*" for pattern in _NODES.values())
+    raise ConfigError(
+        f"devices={devices!r} asks for GPUs or NPUs, but this machine shows none (looked for "
+        f"{looked}); see to the driver, or set device: cpu (--device cpu) to run on the CPU, or "
+        "cuda or npu where the devices have other names"
+    )
+
+
 def check_device_count(*, ranks: int, visible: int | None, devices: str | None) -> None:
     """Refuse more ranks than devices.
 

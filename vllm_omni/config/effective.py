@@ -14,6 +14,19 @@ from vllm_omni.diffusion.data import OmniDiffusionConfig
 
 DEFAULT_ORIGIN = "default"
 _ACTION_ROOT = "model_config.lingbot_action_root"
+_KV = "model_config.ar_diffusion_kv_config"
+_SINK_CHUNKS = f"{_KV}.sink_chunks"
+_CHECKPOINTS = "the checkpoint's"
+_UNSAID = {
+    "devices": "all",
+    "flow_shift": _CHECKPOINTS,
+    "chunk_timeout_s": "10 x the slowest warm chunk, at least 60",
+    "model_config.ar_diffusion_height": "no size is warmed up",
+    "model_config.ar_diffusion_width": "no size is warmed up",
+    f"{_KV}.window_chunks": _CHECKPOINTS,
+    _SINK_CHUNKS: _CHECKPOINTS,
+}
+"""What is meant by a setting that was not given and has no value of its own."""
 _ALSO = {
     "model_config.lingbot_pixel_output_mode": "model_config.lingbot_npu_pixel_output_mode",
     "linear_backend": "quantization_config",
@@ -29,8 +42,14 @@ class EffectiveValue:
     value: object
     origin: str
 
+    @property
+    def shown(self) -> object:
+        """The value, or in words what is meant where nothing was said."""
+        unsaid = self.value is None or (self.value == 0 and self.key == _SINK_CHUNKS)
+        return _UNSAID.get(self.key, self.value) if unsaid else self.value
+
     def __str__(self) -> str:
-        return f"{self.key} = {self.value} ({self.origin})"
+        return f"{self.key} = {self.shown} ({self.origin})"
 
 
 def effective_values(

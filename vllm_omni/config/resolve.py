@@ -18,7 +18,11 @@ from vllm_omni.config.checkpoint import (
     require_model,
 )
 from vllm_omni.config.deployment import EngineArguments
-from vllm_omni.config.devices import check_device_count, visible_device_count
+from vllm_omni.config.devices import (
+    check_device_count,
+    refuse_missing_devices,
+    visible_device_count,
+)
 from vllm_omni.config.effective import EffectiveValue, effective_values
 from vllm_omni.config.layers import (
     OTHER_SPELLINGS,
@@ -96,7 +100,8 @@ def resolve(
         overrides: flags or keyword arguments that were given; ``None`` values count as not
             given, ``stage_0_KEY`` is a per-stage override.
         stage_overrides: ``{"0": {...}}``, as a mapping or as JSON.
-        platform: ``cpu``, ``cuda`` or ``npu``, where no setting names a device.
+        platform: ``cpu``, ``cuda`` or ``npu``: what the machine has, where no setting names a
+            device.
         visible_devices: how many devices there are; ``None`` to find out.
         executor: ``mp`` or ``inline``, where no setting names one; several ranks take ``mp``.
         source: what the overrides are called in messages.
@@ -125,6 +130,8 @@ def _finish(
     stage: EngineArguments, merged: Merged, model: str, file: DeployFile | None, host: _Host
 ) -> ResolvedDeployment:
     device = stage.device or host.platform
+    if device == "cpu" and stage.device is None and stage.devices is not None:
+        refuse_missing_devices(stage.devices)
     around = Surroundings(model=find_checkpoint(model), device=device, executor=host.executor)
     check_model_index(around.model)
     config = build_config(stage, around)

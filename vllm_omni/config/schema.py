@@ -14,6 +14,7 @@ from typing import TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from vllm_omni.config.vllm_names import hint
 from vllm_omni.errors import ConfigError
 
 AnySection = TypeVar("AnySection", bound="Section")
@@ -98,7 +99,10 @@ def neutral_values(field: FieldInfo) -> list[object]:
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """``" (did you mean 'x'?)"`` for the closest known name, or nothing."""
+    """`` (use x)`` for a name of vLLM's, `` (did you mean 'x'?)`` for the closest known name."""
+    vllm = hint(name)
+    if vllm is not None:
+        return f" ({vllm})"
     close = get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

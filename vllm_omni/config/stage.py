@@ -35,7 +35,11 @@ class StageSection(Section):
     """One entry of ``stages``: the model, its devices and how it runs."""
 
     stage_id: int | None = Field(default=None, description="required in a file; only 0")
-    devices: Text | None = Field(default=None, description='visible devices, for example "0,1,2,3"')
+    devices: Text | None = Field(
+        default=None,
+        description='visible devices, for example "0,1,2,3"; refused where the machine shows none '
+        "and device does not say cpu",
+    )
     device: str | None = Field(default=None, description=f"{', '.join(DEVICES)}; found by default")
     dtype: str | None = Field(
         default=None,

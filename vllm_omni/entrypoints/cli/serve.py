@@ -140,7 +140,7 @@ def _print_once(resolved: ResolvedDeployment) -> None:
     defaults = [value for value in resolved.origins if value.origin == "default"]
     for value in set_values:
         logger.info("%s", value)
-    logger.info("defaults: %s", ", ".join(f"{value.key}={value.value}" for value in defaults))
+    logger.info("defaults: %s", ", ".join(f"{value.key}={value.shown}" for value in defaults))
     for note in resolved.no_effect:
         logger.warning("%s", note)
 
