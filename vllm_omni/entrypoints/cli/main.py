@@ -12,10 +12,13 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from vllm_omni import __version__
+from vllm_omni.entrypoints.cli.command_parser import CommandParser
 from vllm_omni.errors import OmniError
 
 OMNI_FLAG = "--omni"
 _PROG = "vllm-omni"
+_INTERRUPTED = 130
+"""What shells report of a command that Ctrl-C has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,12 @@ COMMANDS: dict[str, Command] = {
 
 def main() -> None:
     """Run the command line in ``sys.argv`` and exit with its status."""
-    sys.exit(dispatch(sys.argv[1:]))
+    try:
+        status = dispatch(sys.argv[1:])
+    except KeyboardInterrupt:
+        print(f"{_PROG}: interrupted", file=sys.stderr)
+        status = _INTERRUPTED
+    sys.exit(status)
 
 
 def dispatch(argv: Sequence[str]) -> int:
@@ -99,7 +107,7 @@ def _run_command(name: str, command: Command, arguments: Sequence[str]) -> int:
     module = import_module(command.module)
     if command.own_line:
         return _report_errors(name, lambda: module.run_line(arguments))
-    parser = argparse.ArgumentParser(prog=f"{_PROG} {name}", description=module.__doc__)
+    parser = CommandParser(prog=f"{_PROG} {name}", description=module.__doc__)
     module.add_arguments(parser)
     args = parser.parse_args(arguments)
     return _report_errors(name, lambda: module.run(args))

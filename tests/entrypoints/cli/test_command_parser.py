@@ -1,0 +1,68 @@
+"""An unknown flag is answered in one line by what the user may have meant."""
+
+import pytest
+
+from vllm_omni.entrypoints.cli import main, serve
+from vllm_omni.entrypoints.cli.command_parser import CommandParser
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+
+@pytest.fixture
+def parser():
+    parser = CommandParser(prog="vllm-omni serve")
+    serve.add_arguments(parser)
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("M --prot 1", "--prot (did you mean --port?)"),
+        ("M --no-enforce-eagre", "--no-enforce-eagre (did you mean --no-enforce-eager?)"),
+        ("M --gpu-memory-utilization 0.9",
+         "--gpu-memory-utilization (set model_config.ar_diffusion_kv_config.gpu_memory_fraction in "
+         "a deploy file)"),
+        ("M --gpu_memory_utilization=0.9", "gpu_memory_fraction in a deploy file)"),
+        ("M --max-model-len 100", "--max-model-len (not used by this model)"),
+        ("M --quantization fp8", "--quantization (use --diffusion-quantization-config)"),
+        ("M --devices 0,1", "--devices (set devices in a deploy file)"),
+        ("M --lingbot-action-root x", "(set model_config.lingbot_action_root in a deploy file)"),
+        ("--prot 1 --max-model-len 2 M",
+         "--prot (did you mean --port?), --max-model-len (not used by this model)"),
+        ("M --zzz", "unrecognized arguments: --zzz"),
+        ("M other words", "unrecognized arguments: other words"),
+    ],
+)  # fmt: skip
+def test_an_unknown_flag_gets_a_hint(parser, capsys, line, message):
+    with pytest.raises(SystemExit) as stop:
+        parser.parse_args(line.split())
+    assert stop.value.code == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage == "usage: vllm-omni serve [options]; 'vllm-omni serve --help' lists them"
+    assert error.startswith("vllm-omni serve: error: unrecognized arguments: ")
+    assert error.endswith(message)
+
+
+def test_other_errors_take_two_lines_too(parser, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parser.parse_args(["M", "--usp", "two"])
+    assert stop.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_line_without_mistakes_is_parsed(parser):
+    assert vars(parser.parse_args(["M", "--port", "1"])) == {
+        "serve.model_tag": "M", "server.port": 1,
+    }  # fmt: skip
+
+
+def test_an_interrupted_command_is_one_line_and_130(monkeypatch, capsys):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "dispatch", interrupt)
+    with pytest.raises(SystemExit) as stop:
+        main.main()
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "vllm-omni: interrupted\n"
