@@ -61,6 +61,23 @@ class Loading(FakeExecutor):
         self.go_on.set()
 
 
+class Hanging(FakeExecutor):
+    """Makes no chunk, until it is shut down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs, self.ended = threading.Event(), threading.Event()
+
+    def run_chunk(self, _plan: ChunkPlan, _deliver: Callable[[ChunkResult], None]) -> None:
+        self.hangs.set()
+        assert self.ended.wait(20), "nobody ended it"
+        raise WorkerFailedError("rank 0 ended with exit code -9")
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.ended.set()
+
+
 def test_an_open_that_kills_its_workers_costs_one_restart_and_one_session():
     bench = Bench(Deadly(), Deadly())
     bench.executors[0].gate.clear()
@@ -219,8 +236,22 @@ class TestStart:
         bench.engine.close()
         # Closing waits for a chunk that runs; here none does.
         assert time.monotonic() - began_s < 5
-        assert bench.executors[1].shut_down == 1
+        assert bench.executors[1].shut_down >= 1
         assert bench.engine.failure is None
+
+    def test_a_chunk_cut_off_by_the_end_of_the_server_is_no_restart(self):
+        """The chunk hangs; closing waits in vain and ends the workers under it."""
+        bench = Bench(Hanging())
+        reader = bench.open()
+        assert bench.executors[0].hangs.wait(10)
+        loop = bench.engine._thread
+        assert loop is not None
+        bench.engine.close(0.1)
+        error = reader.rest()[-1].error
+        assert isinstance(error, SessionClosedError)
+        assert bench.counted() == {"unknown": 1}
+        loop.join(10)
+        assert not loop.is_alive()
 
     def test_who_comes_while_it_restarts_is_told_its_position(self):
         bench = Bench(FakeExecutor(), Loading())

@@ -37,6 +37,7 @@ class FakeExecutor:
     """Counts what it is asked and holds no more sessions than it says.
 
     Attributes:
+        num_pages: of its pool.
         plans: every plan that was run, in order.
         dead: what a rank has ended by, while nobody asked it anything.
         began_s: ``time.monotonic()`` at which each of them was begun.
@@ -49,6 +50,7 @@ class FakeExecutor:
 
     def __init__(self, *, sessions: int = 1, chunk_s: float = 0.0, noise: bool = False) -> None:
         self.sessions = sessions
+        self.num_pages = 4
         self.noise = noise
         self.chunk_s = chunk_s
         self.plans: list[ChunkPlan] = []
@@ -69,7 +71,11 @@ class FakeExecutor:
     def start(self) -> WorkerReady:
         self.started += 1
         return WorkerReady(
-            sessions=self.sessions, num_pages=4, page_tokens=128, page_bytes=1024, window_frames=9
+            sessions=self.sessions,
+            num_pages=self.num_pages,
+            page_tokens=128,
+            page_bytes=1024,
+            window_frames=9,
         )
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:

@@ -308,10 +308,10 @@ class Engine:
         logger.error("worker group lost: %s", error)
         with self._wake:
             self._scheduler.lose_group()
+        if self._roster.draining:
+            return True  # The next step ends everybody; that needs no group.
         for session in self._scheduler.placed:
             self._roster.end(session, EndReason.FAILED, _restarted(error))
-        if self._roster.draining:
-            return True  # The next step ends who stands in line; that needs no group.
         self.metrics.worker_restarts.inc()
         try:
             ready = self._supervisor.relaunch()
@@ -331,9 +331,7 @@ class Engine:
         self._wake.notify()
 
     def _adopt(self, ready: WorkerReady) -> None:
-        with self._wake:
-            self._scheduler.adopt(ready)
-            self._roster.line_changed()
+        self._roster.adopt(ready)
         self._journal.group_ready(ready)
 
 

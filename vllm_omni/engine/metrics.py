@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from vllm_omni.diffusion.messages import ChunkTimings
 from vllm_omni.engine.session import EndReason, StopCause
-from vllm_omni.errors import OmniError, SessionClosedError
+from vllm_omni.errors import OmniError, OutOfKVMemoryError, SessionClosedError
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _FINE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
@@ -20,7 +20,8 @@ _FAILURES = {
     StopCause.STALLED: _STAGE_ERROR,
     StopCause.FAULT: _UNKNOWN,
 }
-REFUSALS = ("invalid_request", "server_full", "out_of_memory", "unavailable")
+OUT_OF_MEMORY = "out_of_memory"
+REFUSALS = ("invalid_request", "server_full", OUT_OF_MEMORY, "unavailable")
 """Why a request did not become a session."""
 
 
@@ -77,7 +78,7 @@ class EngineMetrics:
         )  # fmt: skip
         self._failed = self._counter_by(
             "reason", "requests_failed", "Sessions that ended badly",
-            (*_FAILURES.values(),),
+            _FAILURES.values(),
         )  # fmt: skip
         self._refused = self._counter_by(
             "reason", "requests_refused", "Requests that did not become sessions", REFUSALS
@@ -94,6 +95,9 @@ class EngineMetrics:
         """Count a session that came to its end by itself, or by an error."""
         if error is None:
             self._success.labels(self._model, EndReason.FINISHED).inc()
+        elif isinstance(error, OutOfKVMemoryError):
+            # It never had a place: it came before the workers could say that none is large enough.
+            self.refused(OUT_OF_MEMORY)
         else:
             # The server that shuts down is no fault of a stage.
             shut_down = isinstance(error, SessionClosedError)

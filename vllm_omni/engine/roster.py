@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from vllm_omni.diffusion.messages import WorkerReady
 from vllm_omni.engine.journal import Journal
 from vllm_omni.engine.scheduler import Scheduler
 from vllm_omni.engine.session import Ended, EndReason, EngineSession, SessionStatus
@@ -53,6 +54,15 @@ class Roster:
         self.scheduler.check_fits(session.request)
         self.scheduler.enqueue(session)
         self.line_changed()
+
+    def adopt(self, group: WorkerReady) -> None:
+        """Give out the places of a new group, and end who can never have one of them."""
+        with self.lock:
+            self.scheduler.adopt(group)
+            misfits = self.scheduler.misfits()
+            self.line_changed()
+        for session, error in misfits:
+            self.end(session, EndReason.FAILED, error)
 
     def line_changed(self) -> None:
         """Tell those who wait, and count; the caller holds the lock."""

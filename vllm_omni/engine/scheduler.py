@@ -89,6 +89,16 @@ class Scheduler:
                 "gpu_memory_fraction"
             )
 
+    def misfits(self) -> list[tuple[EngineSession, OutOfKVMemoryError]]:
+        """Who waits for pages that this group does not have, and came before it was there."""
+        found = []
+        for session in self.waiting:
+            try:
+                self.check_fits(session.request)
+            except OutOfKVMemoryError as error:
+                found.append((session, error))
+        return found
+
     def enqueue(self, session: EngineSession) -> None:
         """Put a session at the end of the line.
 
