@@ -14,7 +14,8 @@ def to_device(host: Shaped[Tensor, "*shape"], device: torch.device) -> Shaped[Te
     allocator of such memory holds a block until the copies out of it are done.
 
     Args:
-        host: may be dropped or written to when this returns.
+        host: pageable; may be dropped or written to when this returns. No indices: on NPUs a
+            kernel that ran before such a copy would fault.
     """
     if device.type in _WITHOUT_QUEUE or host.device.type != "cpu":
         return host.to(device)

@@ -16,6 +16,7 @@ from tests.diffusion.models.lingbot_world.model_builders import (
     weights_of,
     write_transformer,
 )
+from vllm_omni.diffusion.models import loader
 from vllm_omni.diffusion.models.lingbot_world.load import load_transformer
 from vllm_omni.diffusion.models.loader import load_weights, shard_files
 from vllm_omni.errors import CheckpointError
@@ -137,3 +138,15 @@ def test_a_damaged_file_is_an_error_that_names_it(folder, keep):
     data = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(data[:keep])
     assert FILE in refused(folder)
+
+
+@pytest.mark.parametrize(("rank", "files"), [(None, 3), (0, 3), (1, 0)])
+def test_the_root_rank_logs_each_file(folder, caplog, monkeypatch, rank, files):
+    shard(folder)
+    monkeypatch.setattr(loader.dist, "is_initialized", lambda: rank is not None)
+    monkeypatch.setattr(loader.dist, "get_rank", lambda: rank)
+    caplog.set_level("INFO", "vllm_omni")
+    load_weights(folder, small_transformer().checkpoint_targets())
+    assert [record.getMessage() for record in caplog.records] == [
+        f"loading transformer: file {number} of 3" for number in range(1, files + 1)
+    ]

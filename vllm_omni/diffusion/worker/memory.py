@@ -22,12 +22,13 @@ def plan_kv_pool(
         OutOfKVMemoryError: if not even one session fits.
     """
     spec, geometry = pipeline.kv_cache_spec(), config.geometry or DEFAULT_GEOMETRY
+    workspace_bytes = pipeline.workspace_bytes(geometry)
     budget = plan_pool(
         spec,
         tokens_per_frame=geometry.tokens_per_frame,
         max_sessions=config.max_num_seqs,
         other_bytes_per_session=pipeline.state_bytes(geometry),
-        workspace_bytes=pipeline.workspace_bytes(geometry),
+        workspace_bytes=workspace_bytes,
         free_bytes=free_bytes,
         fraction=config.kv_cache.gpu_memory_fraction if platform.pool_from_free_memory else None,
     )
@@ -41,10 +42,9 @@ def plan_kv_pool(
     )
     if budget.raised:
         logger.warning(
-            "gpu_memory_fraction %.2f of %d free bytes is less than one session needs; the pool "
-            "was raised to one session",
-            config.kv_cache.gpu_memory_fraction,
-            free_bytes,
+            "gpu_memory_fraction %.2f of the %d bytes that the chunk being made leaves of %d free "
+            "ones is less than one session needs; the pool was raised to one session",
+            *(config.kv_cache.gpu_memory_fraction, free_bytes - workspace_bytes, free_bytes),
         )
     if budget.sessions < config.max_num_seqs:
         logger.warning(

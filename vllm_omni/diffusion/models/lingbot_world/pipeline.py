@@ -117,16 +117,19 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         return self.kv_cache_spec().text_bytes + encoder + self.parts.output.decoder_bytes(geometry)
 
     def workspace_bytes(self, geometry: VideoGeometry) -> int:
-        """Camera modulation of a chunk, and a VAE history twice more while it is replaced."""
+        """Camera modulation of a chunk, a second prompt, and VAE histories while they are replaced.
+
+        Encoding holds the session's history, the one being made and the next; decoding does the
+        same with its own, beside the new one of the encoder.
+        """
         transformer, vae = self.parts.transformer, self.parts.vae
         ranks = transformer.exchange.group.size
         tokens = LATENT_FRAMES_PER_CHUNK * geometry.tokens_per_frame // ranks
         per_layer = 2 * tokens * transformer.config.dim * self.parts.dtype.itemsize
-        history = max(
-            vae.encoder_state_bytes(geometry.height, geometry.width),
-            self.parts.output.decoder_bytes(geometry),
-        )
-        return len(transformer.blocks) * per_layer + 2 * history
+        encoder = vae.encoder_state_bytes(geometry.height, geometry.width)
+        histories = max(2 * encoder, encoder + 2 * self.parts.output.decoder_bytes(geometry))
+        camera = len(transformer.blocks) * per_layer
+        return camera + self.kv_cache_spec().text_bytes + histories
 
     def bind_pool(self, pool: KVPool) -> None:
         """Use this pool for all sessions to come."""

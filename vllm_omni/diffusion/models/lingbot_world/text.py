@@ -12,7 +12,6 @@ from transformers.utils import logging as transformers_logging
 
 from vllm_omni.errors import CheckpointError
 from vllm_omni.logger import get_logger
-from vllm_omni.platforms.transfer import to_device
 
 logger = get_logger(__name__)
 
@@ -88,6 +87,6 @@ class TextEncoder:
         return rows["input_ids"][:1], rows["attention_mask"][:1]
 
     def _encode(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
-        ids, mask = (to_device(part, self.encoder.device) for part in self.tokenize(prompt))
+        ids, mask = (part.to(self.encoder.device) for part in self.tokenize(prompt))
         hidden = self.encoder(ids, attention_mask=mask).last_hidden_state[0]
         return hidden * mask[0].unsqueeze(-1).to(hidden.dtype)
