@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -40,7 +41,7 @@ SLOWEST_CHUNKS = 10
 
 
 class MultiprocExecutor:
-    """Worker processes behind pipes. Calls block; one call at a time.
+    """Worker processes behind pipes. Calls block; one call at a time, but for :meth:`shutdown`.
 
     Every error inside a worker that leaves the group usable comes back as the class it had
     there. After a :class:`WorkerFailedError` the group is gone: the only useful call is
@@ -56,6 +57,8 @@ class MultiprocExecutor:
         self._config = config
         self._worker_main = worker_main
         self._group: WorkerGroup | None = None
+        self._changing = threading.Lock()
+        self._is_shut_down = False
         self._limit = ChunkLimit(config.chunk_timeout_s, config.stage_init_timeout_s)
 
     @property
@@ -65,17 +68,20 @@ class MultiprocExecutor:
         Raises:
             WorkerFailedError: if they were not started, were shut down, or were lost.
         """
-        if self._group is None:
+        group = self._group
+        if group is None:
             raise WorkerFailedError("the worker processes are not running")
-        return self._group
+        return group
 
     def start(self) -> WorkerReady:
         """Start all ranks and wait until each has loaded the model."""
-        if self._group is not None:
-            raise WorkerFailedError("the worker processes are already running")
+        with self._changing:
+            if self._group is not None:
+                raise WorkerFailedError("the worker processes are already running")
+            self._is_shut_down = False
         self._limit = ChunkLimit(self._config.chunk_timeout_s, self._config.stage_init_timeout_s)
         started_s = time.monotonic()
-        self._group = group = WorkerGroup(self._config, self._worker_main)
+        group = self._launch()
         try:
             replies = self._gather(started_s + self._config.stage_init_timeout_s, "its start")
         except BaseException as error:
@@ -136,10 +142,22 @@ class MultiprocExecutor:
         return root
 
     def shutdown(self) -> None:
-        """End the processes; a second call does nothing."""
-        group, self._group = self._group, None
+        """End the processes, from any thread; a second call does nothing.
+
+        While they are being launched there is nothing to end: :meth:`start` does it then.
+        """
+        group = self._take_group(for_good=True)
         if group is not None:
             group.stop()
+
+    def _launch(self) -> WorkerGroup:
+        group = WorkerGroup(self._config, self._worker_main)
+        with self._changing:
+            if not self._is_shut_down:
+                self._group = group
+                return group
+        group.kill()
+        raise WorkerFailedError("the worker processes were shut down while they were launched")
 
     def _call(self, command: Command, doing: str) -> list[Done]:
         self._send(command)
@@ -187,16 +205,22 @@ class MultiprocExecutor:
         return ChunkResult(
             session_id=ready.session_id,
             chunk_index=ready.chunk_index,
-            data=self.group.pixels.read(ready.shape, ready.dtype),
+            data=self.group.read_pixels(ready.shape, ready.dtype),
             ready_s=ready.ready_s,
             timings=ready.timings,
         )
 
     def _drop(self) -> None:
         """Kill what is left of a group that cannot be used any more."""
-        group, self._group = self._group, None
+        group = self._take_group()
         if group is not None:
             group.kill()
+
+    def _take_group(self, *, for_good: bool = False) -> WorkerGroup | None:
+        with self._changing:
+            self._is_shut_down = self._is_shut_down or for_good
+            group, self._group = self._group, None
+            return group
 
 
 class ChunkLimit:

@@ -7,13 +7,18 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+
+import numpy as np
+from jaxtyping import Shaped
 
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -54,6 +59,9 @@ class WorkerGroup:
     new, so a killed process can have left nothing behind that matters. Waiting sleeps in the
     kernel until a worker speaks or ends.
 
+    One thread converses with the ranks; any thread may end them, also under a conversation, which
+    then raises :class:`WorkerFailedError`. What a conversation waits on is closed only after it.
+
     Attributes:
         rendezvous: directory where the ranks meet; ``None`` for a group of one.
         refusal: what a rank that ended had refused with, if nobody had read it before.
@@ -61,21 +69,24 @@ class WorkerGroup:
 
     def __init__(self, config: OmniDiffusionConfig, worker_main: WorkerMain) -> None:
         self.world_size = config.parallel.world_size
-        self.pixels = SharedBytes.create()
+        self._pixels = SharedBytes.create()
         self._config = config
         self.rendezvous = (
             tempfile.mkdtemp(prefix="vllm-omni-ranks-") if self.world_size > 1 else None
         )
         self.refusal: OmniError | None = None
         self._reasons: dict[int, str] = {}
+        self._conversing, self._killing = threading.Lock(), threading.Lock()
+        self._is_closed = False
         self._workers = self._launch(worker_main)
         # Before the interpreter would wait for its children, which ignore its signals.
         self._at_exit = weakref.finalize(self, _end, self._workers, self.rendezvous)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the running processes, by rank."""
-        pids = (worker.process.pid for worker in self._workers)
+        """Of the processes, by rank; none after the end of the group."""
+        with self._conversation():
+            pids = [worker.process.pid for worker in self._workers]
         return tuple(pid for pid in pids if pid is not None)
 
     def send(self, command: Command) -> None:
@@ -84,11 +95,12 @@ class WorkerGroup:
         Raises:
             WorkerFailedError: if a rank has ended.
         """
-        for worker in self._workers:
-            try:
-                worker.pipe.send(command)
-            except OSError:
-                raise self._loss() from None
+        with self._conversation():
+            for worker in self._workers:
+                try:
+                    worker.pipe.send(command)
+                except OSError:
+                    raise self._loss() from None
 
     def receive(self, rank: int, *, deadline_s: float, doing: str) -> Reply:
         """Wait for one rank's next reply, with an eye on all ranks.
@@ -100,6 +112,10 @@ class WorkerGroup:
         Raises:
             WorkerFailedError: if a rank has ended or the deadline has passed.
         """
+        with self._conversation():
+            return self._receive(rank, deadline_s, doing)
+
+    def _receive(self, rank: int, deadline_s: float, doing: str) -> Reply:
         pipe = self._workers[rank].pipe
         watched = [pipe, *(worker.process.sentinel for worker in self._workers)]
         ready = wait(watched, max(0.0, deadline_s - time.monotonic()))
@@ -119,17 +135,48 @@ class WorkerGroup:
             raise self._loss()
         return reply
 
+    def read_pixels(self, shape: tuple[int, ...], dtype: str) -> Shaped[np.ndarray, "..."]:
+        """A copy of what the root has put into the memory.
+
+        Raises:
+            WorkerFailedError: if the group was ended.
+        """
+        with self._conversation():
+            return self._pixels.read(shape, dtype)
+
     def check_alive(self) -> None:
         """Return at once if all ranks run.
 
         Raises:
             WorkerFailedError: if one has ended.
         """
-        if wait([worker.process.sentinel for worker in self._workers], 0):
-            raise self._loss()
+        with self._conversation():
+            if wait([worker.process.sentinel for worker in self._workers], 0):
+                raise self._loss()
 
     def stop(self) -> None:
-        """Let every rank end by itself, then :meth:`kill` what is left."""
+        """Let every rank end by itself, then :meth:`kill` what is left.
+
+        A rank that another thread is talking to is not asked: it would not hear it in time.
+        """
+        if self._conversing.acquire(blocking=False):
+            try:
+                self._ask_to_stop()
+            finally:
+                self._conversing.release()
+        self.kill()
+
+    def kill(self) -> None:
+        """End every rank at once and give back what the group held; a second call does nothing."""
+        with self._killing:
+            self._at_exit()
+            # Whoever waits for a rank has been woken by its end, and leaves.
+            with self._conversing:
+                self._close()
+
+    def _ask_to_stop(self) -> None:
+        if self._is_closed:
+            return
         for worker in self._workers:
             try:
                 worker.pipe.send(Stop())
@@ -138,16 +185,23 @@ class WorkerGroup:
         deadline_s = time.monotonic() + _STOP_S
         for worker in self._workers:
             worker.process.join(max(0.0, deadline_s - time.monotonic()))
-        self.kill()
 
-    def kill(self) -> None:
-        """End every rank at once and give back what the group held."""
-        self._at_exit()
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         for worker in self._workers:
+            worker.process.join()
             worker.process.close()
             worker.pipe.close()
-        self._workers = ()
-        self.pixels.close()
+        self._pixels.close()
+
+    @contextmanager
+    def _conversation(self) -> Iterator[None]:
+        with self._conversing:
+            if self._is_closed:
+                raise WorkerFailedError(f"the worker group of {self.world_size} was ended")
+            yield
 
     def _launch(self, worker_main: WorkerMain) -> tuple[_Worker, ...]:
         context = _start_context(self._config)
@@ -165,7 +219,7 @@ class WorkerGroup:
         task = WorkerTask(self._config, rank, self.rendezvous, logger.getEffectiveLevel())
         process = context.Process(
             target=worker_main,
-            args=(task, theirs, self.pixels),
+            args=(task, theirs, self._pixels),
             name=f"vllm-omni-worker-{rank}",
         )
         process.start()
