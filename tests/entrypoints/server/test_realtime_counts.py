@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 ENDLESS = start_message(num_frames=None, unbounded=True)
 STOP = {"type": "session.stop"}
-QUICK = Timers(start=0.3, stall=0.6, poll=0.05)
+QUICK = Timers(stall=0.6, poll=0.05)
 OUTCOMES = {
     "requests_success_total": ("finished_reason", ("finished", "stopped")),
     "requests_failed_total": (
@@ -212,11 +212,12 @@ class TestLog:
 
 class TestPace:
     async def test_a_slow_server_misses_the_deadlines_of_a_socket(self):
-        # At 1000 fps a chunk plays 9 or 12 ms, and takes 50 ms to make.
+        # At 1000 fps a chunk plays 9 or 12 ms, and takes 50 ms to make. The second is late in any
+        # case; the third is no miss if the client has not taken the first one until then.
         with local_server(FakeExecutor(chunk_s=0.05)) as server:
             async with socket_client(server.url) as client:
                 await client.say(start_message(fps=1000))
                 await client.rest()
             metrics = server.engine.metrics.registry
             labels = {"model_name": MODEL}
-            assert metrics.get_sample_value("vllm_omni:deadline_misses_total", labels) == 2
+            assert metrics.get_sample_value("vllm_omni:deadline_misses_total", labels) in {1, 2}

@@ -19,7 +19,7 @@ from vllm_omni.errors import DeviceOutOfMemoryError, WorkerFailedError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
-QUICK = Timers(start=0.3, stall=0.6, poll=0.05)
+QUICK = Timers(stall=0.6, poll=0.05)
 PINGED = Timers(stall=1.5, poll=0.05)
 PINGS, PING_GAP_S = 10, 0.4
 """Together more than twice the stall limit."""
@@ -169,10 +169,11 @@ class TestRefusedStart:
             else:
                 pytest.fail("the socket stayed open")
 
-    async def test_a_client_that_never_starts_is_told_and_closed(self, quick_server):
-        async with socket_client(quick_server.url) as client:
-            assert "no session.start" in (await client.expect("error"))["message"]
-            assert await client.close_code() == 1000
+    async def test_a_client_that_never_starts_is_told_and_closed(self):
+        with local_server(timers=Timers(start=0.3)) as server:
+            async with socket_client(server.url) as client:
+                assert "no session.start" in (await client.expect("error"))["message"]
+                assert await client.close_code() == 1000
 
 
 class TestEnd:
