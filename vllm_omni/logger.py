@@ -4,6 +4,7 @@ import logging
 import sys
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
+_PACKAGE = "vllm_omni"
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -11,12 +12,48 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure_logging(*, level: int = logging.INFO, rank: int | None = None) -> None:
-    """Send the package's log lines to stderr. Called once by each process that we own."""
+def configure_logging(
+    *, level: int = logging.INFO, rank: int | None = None, file: str | None = None
+) -> None:
+    """Send the package's log lines to stderr, and to a file, too. A later call replaces an earlier.
+
+    Every process that we own calls it. Several may append to one file: each line is written at
+    once and at the end.
+    """
     prefix = "" if rank is None else f"[rank {rank}] "
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(prefix + _FORMAT, datefmt="%m-%d %H:%M:%S"))
-    package = logging.getLogger("vllm_omni")
-    package.handlers[:] = [handler]
+    formatter = logging.Formatter(prefix + _FORMAT, datefmt="%m-%d %H:%M:%S")
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if file is not None:
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    package = logging.getLogger(_PACKAGE)
+    for old in package.handlers:
+        old.close()
+    for handler in handlers:
+        handler.setFormatter(formatter)
+    package.handlers[:] = handlers
     package.setLevel(level)
     package.propagate = False
+
+
+def log_file() -> str | None:
+    """File that this process logs to besides stderr, for the processes that it starts."""
+    for handler in logging.getLogger(_PACKAGE).handlers:
+        if isinstance(handler, logging.FileHandler):
+            return handler.baseFilename
+    return None
+
+
+def adopt(name: str) -> None:
+    """Send the lines of another library's logger, and of those below it, where ours go."""
+    if logging.getLogger(_PACKAGE).handlers:
+        library = logging.getLogger(name)
+        library.handlers[:] = [_ToOurs()]
+        library.propagate = False
+
+
+class _ToOurs(logging.Handler):
+    """Hands records to whatever handlers the package has at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for handler in logging.getLogger(_PACKAGE).handlers:
+            handler.handle(record)

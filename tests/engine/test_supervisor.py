@@ -29,6 +29,31 @@ def test_warm_up_fills_the_window_and_rolls_it_once():
     assert executor.open_ids == []
 
 
+def test_each_chunk_of_the_warm_up_is_logged(caplog):
+    caplog.set_level("INFO", "vllm_omni")
+    WorkerSupervisor(FakeExecutor, warm_up=VideoGeometry(64, 96)).start()
+    said = [record.getMessage() for record in caplog.records]
+    assert [line for line in said if line.startswith("warm-up")] == [
+        f"warm-up: chunk {number} of 5" for number in range(1, 6)
+    ]
+
+
+def test_a_group_that_comes_up_after_the_end_is_not_warmed_up():
+    executor = FakeExecutor()
+    supervisor = WorkerSupervisor(lambda: executor, warm_up=VideoGeometry(64, 96))
+    bring_up = executor.start
+
+    def start():
+        supervisor.shutdown()
+        return bring_up()
+
+    executor.start = start
+    with pytest.raises(WorkerFailedError, match="was shut down"):
+        supervisor.start()
+    assert executor.plans == []
+    assert executor.shut_down == 1
+
+
 def test_restarts_back_off_and_stop():
     slept = []
     supervisor = WorkerSupervisor(FakeExecutor, warm_up=None, sleep=slept.append)

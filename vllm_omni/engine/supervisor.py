@@ -68,6 +68,7 @@ class WorkerSupervisor:
         self._executor = executor
         try:
             ready = executor.start()
+            self._refuse_ended()
             if self._warm_up is not None:
                 self._run_warm_up(executor, ready, self._warm_up)
         except BaseException:
@@ -133,7 +134,8 @@ class WorkerSupervisor:
         started = time.monotonic()
         plans = warm_up_plans(ready)
         executor.open_session(plans[0].session_id, warm_up_request(geometry))
-        for plan in plans:
+        for number, plan in enumerate(plans, 1):
+            logger.info("warm-up: chunk %d of %d", number, len(plans))
             executor.run_chunk(plan, lambda _: None)
         executor.close_session(plans[0].session_id)
         logger.info(

@@ -1,6 +1,7 @@
 """``serve`` refuses early with the right exit status, takes the port, then starts the server."""
 
 import argparse
+import logging
 import socket
 import subprocess
 import sys
@@ -27,6 +28,16 @@ def _no_setting_of_this_machine(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
                  "VLLM_OMNI_LINGBOT_ACTION_ROOT", "VLLM_API_KEY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was():
+    """The command configures the log of its process, which here is that of all tests."""
+    package = logging.getLogger("vllm_omni")
+    before = package.handlers[:], package.level, package.propagate
+    yield
+    package.handlers[:], package.propagate = before[0], before[2]
+    package.setLevel(before[1])
 
 
 @pytest.fixture

@@ -6,11 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from vllm_omni.diffusion.layers.weights import WeightTarget
 from vllm_omni.errors import CheckpointError
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
 
 _SINGLE_FILE = "diffusion_pytorch_model.safetensors"
 _INDEX_FILE = "diffusion_pytorch_model.safetensors.index.json"
@@ -62,18 +66,25 @@ def _indexed_names(index: Path) -> list[str]:
 def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
     """Fill every target from the shards of ``directory``.
 
-    Names and shapes of all shards are compared before any value is read.
+    Names and shapes of all shards are compared before any value is read. The root rank logs each
+    file that it begins.
 
     Raises:
         CheckpointError: naming all missing, unexpected and mis-shaped tensors at once.
     """
     files = shard_files(directory)
     _check_names(directory.name, files, targets)
-    for file in files:
+    for number, file in enumerate(files, 1):
+        if _is_root():
+            logger.info("loading %s: file %d of %d", directory.name, number, len(files))
         with safe_open(file, framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
                 target = targets[name]
                 target.store(shard.get_slice(name)[target.local_slices()])
+
+
+def _is_root() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _check_names(

@@ -1,11 +1,12 @@
 """What an executor and its worker processes say to each other. No torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, SessionRequest, WorkerReady
 from vllm_omni.errors import OmniError
+from vllm_omni.logger import log_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +18,14 @@ class WorkerTask:
         rendezvous: where the ranks of this generation find each other, a directory that no
             earlier generation used; ``None`` for a group of one.
         log_level: of the process that starts it.
+        log_file: that process's, to which the worker appends; ``None`` for none.
     """
 
     config: OmniDiffusionConfig
     rank: int
     rendezvous: str | None
     log_level: int
+    log_file: str | None = field(default_factory=log_file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,9 @@ def main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
         signal.signal(number, signal.SIG_IGN)
     prepare_environment(task.config)
     configure_logging(
-        level=task.log_level, rank=task.rank if task.config.parallel.world_size > 1 else None
+        level=task.log_level,
+        rank=task.rank if task.config.parallel.world_size > 1 else None,
+        file=task.log_file,
     )
     try:
         _serve(task, _Line(pipe), pixels)

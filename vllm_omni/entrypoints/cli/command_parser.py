@@ -22,7 +22,7 @@ class CommandParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         """Parse a line; anything unknown on it ends the process."""
-        parsed, rest = self.parse_known_args(args, namespace)
+        parsed, rest = self.parse_known_args(args, namespace or argparse.Namespace())
         if rest:
             flags = [match[0] for word in rest if (match := _FLAG.match(word)) is not None]
             listed = ", ".join(self._with_hint(flag) for flag in flags) or " ".join(rest)

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -154,15 +153,11 @@ def _log_file(server: ServerConfig) -> Iterator[None]:
     path = Path(server.log_file)
     if not path.parent.is_dir():
         raise ConfigError(f"--log-file: {str(path.parent)!r} is not a directory")
-    package = logging.getLogger("vllm_omni")
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(package.handlers[0].formatter)
-    package.addHandler(handler)
+    configure_logging(file=str(path))
     try:
         yield
     finally:
-        package.removeHandler(handler)
-        handler.close()
+        configure_logging()
 
 
 def open_listener(server: ServerConfig) -> socket.socket:

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator
+from multiprocessing import resource_tracker
 from types import FrameType
 
 import uvicorn
@@ -24,7 +25,7 @@ from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.operations import operations_router
 from vllm_omni.entrypoints.server.realtime_video import RealtimeVideoSession, Timers
 from vllm_omni.entrypoints.server.state import ServerState
-from vllm_omni.entrypoints.server.transport import uvicorn_config
+from vllm_omni.entrypoints.server.transport import SOCKET_PATH, describe_address, uvicorn_config
 from vllm_omni.entrypoints.server.videos import videos_router
 from vllm_omni.entrypoints.server.web_page import web_page_routes
 from vllm_omni.errors import OmniError, WorkerFailedError
@@ -66,7 +67,7 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
     if state.config.web_page:
         app.router.routes.extend(web_page_routes())
 
-    @app.websocket("/v1/realtime/video")
+    @app.websocket(SOCKET_PATH)
     async def realtime_video(socket: WebSocket) -> None:
         await socket.accept()
         task = asyncio.current_task()
@@ -101,10 +102,14 @@ class EngineServer(uvicorn.Server):
         self._state = state
         self._ending: asyncio.Task[None] | None = None
         self._end_by_s: float | None = None
+        self._where = ""
         self.exit_status = 0
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal arrives or the engine is lost."""
+        if sockets:
+            self._where = describe_address(sockets[0].getsockname(), self._state.config)
+        logger.info("listening, and loading the model: %s", self._where)
         engine = asyncio.create_task(self._run_engine(), name="engine start")
         try:
             await super().serve(sockets)
@@ -114,6 +119,7 @@ class EngineServer(uvicorn.Server):
                 if isinstance(fault, Exception):
                     logger.critical("the engine stopped by a bug", exc_info=fault)
             await asyncio.to_thread(self._state.client.engine.close, self._time_left_s())
+            logger.info("stopped")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: stop admission, finish running chunks, tell clients. Second: stop now."""
@@ -147,7 +153,7 @@ class EngineServer(uvicorn.Server):
             raise WorkerFailedError(
                 f"the engine did not start within {limit_s:g} s (init_timeout)"
             ) from None
-        logger.info("ready after %.1f s", time.monotonic() - started)
+        logger.info("ready after %.1f s: %s", time.monotonic() - started, self._where)
         while engine.failure is None:
             await asyncio.sleep(_LAG_PERIOD_S)
         raise engine.failure
@@ -184,6 +190,9 @@ def run_server(
 
 def serve_engine(client: EngineClient, *, server: ServerConfig, listener: socket.socket) -> int:
     """:func:`run_server` for an engine that is made but not started."""
+    # Python's resource tracker unblocks signals in the thread that starts it. Started now, it does
+    # not do so while workers are launched, whose fork server would then die of a Ctrl-C.
+    resource_tracker.ensure_running()
     state = ServerState(client, server, images=ImageSource(server.allowed_media_domains))
     uvicorn_server = EngineServer(uvicorn_config(create_app(state), server), state)
     uvicorn_server.run(sockets=[listener])

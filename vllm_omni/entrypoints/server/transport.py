@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from asyncio import TimerHandle
+from http import HTTPStatus
+from pathlib import PurePath
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from vllm_omni.config.server import ServerConfig
+from vllm_omni.logger import adopt
 
 _CUT_OFF_S = 15.0
 """How long a client may take to read the end of its session."""
@@ -17,6 +21,13 @@ _PING_TIMEOUT_S = 120.0
 """Longer than the stall limit, so that a client who is slow is told so instead of cut off."""
 _GRACEFUL_SHARE = 0.2
 """Part of the shutdown limit that is left for open connections once the sessions have ended."""
+
+
+_PROBES = ("/health", "/metrics")
+_LIFE_CYCLE = {"uvicorn", "lifespan"}
+"""Folders of uvicorn's code that tells of its own start and end."""
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+SOCKET_PATH = "/v1/realtime/video"
 
 
 class VideoSocketProtocol(WebSocketsSansIOProtocol):
@@ -50,14 +61,17 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig) -> uvicorn.Config:
     """Settings of uvicorn for an application with video sockets.
 
     Video does not shrink by being compressed again; doing so would cost the event loop about ten
-    milliseconds per chunk.
+    milliseconds per chunk. Its lines go where ours go, without those that call the application
+    started while the model is still to be loaded, and without successful probes.
     """
+    _route_logs()
     return uvicorn.Config(
         app,
         ws=VideoSocketProtocol,
         ws_per_message_deflate=False,
         ws_ping_interval=_PING_INTERVAL_S,
         ws_ping_timeout=_PING_TIMEOUT_S,
+        log_config=None,
         log_level=server.log_level,
         access_log=server.access_log,
         ssl_keyfile=server.ssl_keyfile,
@@ -65,4 +79,45 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig) -> uvicorn.Config:
         ssl_ca_certs=server.ssl_ca_certs,
         ssl_cert_reqs=server.ssl_cert_reqs,
         timeout_graceful_shutdown=max(1, int(_GRACEFUL_SHARE * server.shutdown_timeout_s)),
+    )
+
+
+def _route_logs() -> None:
+    for name in ("uvicorn", "asyncio"):
+        adopt(name)
+    access = logging.getLogger("uvicorn.access")
+    access.propagate = True  # An earlier server of this process may have switched it off.
+    access.addFilter(_is_no_probe)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_life_cycle)
+
+
+def _is_no_probe(record: logging.LogRecord) -> bool:
+    """Whether a line of the access log is worth a line: not a successful question for health."""
+    match record.args:
+        case (_, "GET", str(path), _, HTTPStatus.OK):
+            return path.partition("?")[0] not in _PROBES
+    return True
+
+
+def _is_no_life_cycle(record: logging.LogRecord) -> bool:
+    """Whether a line is not of uvicorn's own start and end; problems always are wanted."""
+    return record.levelno > logging.INFO or PurePath(record.pathname).parent.name not in _LIFE_CYCLE
+
+
+def describe_address(address: tuple[object, ...], server: ServerConfig) -> str:
+    """Where a client finds the server: the page, where it is served, and the socket of worlds.
+
+    Args:
+        address: of the listening socket, as ``getsockname`` gives it; a socket on all addresses
+            is named by the loopback one.
+    """
+    host, port = str(address[0]), address[1]
+    shown = _ANY_HOST.get(host, host)
+    place = f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
+    secure = "s" if server.ssl_certfile is not None else ""
+    page = f"http{secure}://{place}/"
+    everywhere = f", on all addresses ({host})" if host in _ANY_HOST else ""
+    return (
+        f"{page}{' (page)' if server.web_page else ''}, ws{secure}://{place}{SOCKET_PATH}"
+        f"{everywhere}"
     )

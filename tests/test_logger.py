@@ -1,0 +1,77 @@
+"""Lines of this package, of the HTTP server in it and of worker processes go to one place."""
+
+import logging
+import multiprocessing
+
+import pytest
+
+from vllm_omni.logger import adopt, configure_logging, get_logger, log_file
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+LINES, PROCESSES = 200, 2
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was():
+    touched = [logging.getLogger(name) for name in ("vllm_omni", "a_library")]
+    before = [(each.handlers[:], each.level, each.propagate) for each in touched]
+    yield
+    configure_logging()  # closes files
+    for each, (handlers, level, propagate) in zip(touched, before, strict=True):
+        each.handlers[:], each.propagate = handlers, propagate
+        each.setLevel(level)
+
+
+def test_a_file_gets_what_stderr_gets(tmp_path, capsys):
+    path = tmp_path / "log"
+    configure_logging(rank=3, file=str(path))
+    get_logger("vllm_omni.part").info("one line")
+    assert log_file() == str(path)
+    assert path.read_text() == capsys.readouterr().err
+    assert path.read_text().startswith("[rank 3] INFO ")
+    configure_logging()
+    get_logger("vllm_omni.part").info("another line")
+    assert log_file() is None
+    assert "another" not in path.read_text()
+
+
+def test_lines_of_an_adopted_library_go_where_ours_go(tmp_path):
+    configure_logging()
+    adopt("a_library")
+    configure_logging(file=str(tmp_path / "log"))  # later: what counts is where ours go now
+    logging.getLogger("a_library.part").warning("from below")
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.startswith("WARNING ")
+    assert line.endswith("[a_library.part] from below")
+
+
+def test_nothing_is_adopted_where_nothing_was_configured(caplog):
+    package = logging.getLogger("vllm_omni")
+    package.handlers[:] = []
+    adopt("a_library")
+    logging.getLogger("a_library").warning("still propagates")
+    assert "still propagates" in caplog.text
+
+
+def _write(path: str, rank: int) -> None:
+    configure_logging(rank=rank, file=path)
+    for number in range(LINES):
+        get_logger("vllm_omni.part").info("line %d %s", number, "x" * 500)
+
+
+def test_processes_append_whole_lines_to_one_file(tmp_path):
+    path = str(tmp_path / "log")
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(path, rank)) for rank in range(PROCESSES)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == LINES * PROCESSES
+    for rank in range(PROCESSES):
+        own = [line for line in lines if line.startswith(f"[rank {rank}] ")]
+        numbers = [int(line.split(" line ")[1].split()[0]) for line in own]
+        assert numbers == list(range(LINES))
+        assert all(line.endswith("x" * 500) for line in own)
