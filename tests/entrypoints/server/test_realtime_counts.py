@@ -8,8 +8,8 @@ import pytest
 
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.local_server import MODEL, LocalServer, NoImages, local_server, wait_until
+from tests.helpers.outcomes import outcomes
 from tests.helpers.socket_client import SocketClient, socket_client, start_message
-from vllm_omni.engine.metrics import REFUSALS
 from vllm_omni.entrypoints.server.channel import ClientTooSlowError, SocketChannel
 from vllm_omni.entrypoints.server.realtime_video import Timers
 from vllm_omni.errors import DeviceOutOfMemoryError
@@ -19,13 +19,6 @@ pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 ENDLESS = start_message(num_frames=None, unbounded=True)
 STOP = {"type": "session.stop"}
 QUICK = Timers(stall=0.6, poll=0.05)
-OUTCOMES = {
-    "requests_success_total": ("finished_reason", ("finished", "stopped")),
-    "requests_failed_total": (
-        "reason", ("client_abort", "client_disconnect", "stage_error", "unknown"),
-    ),
-    "requests_refused_total": ("reason", REFUSALS),
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -43,14 +36,7 @@ def unpainted_server():
 async def counted(server: LocalServer) -> dict[str, float]:
     """Everything that was counted once nothing is left of any socket."""
     await asyncio.to_thread(wait_until, server.idle)
-    registry = server.engine.metrics.registry
-    found = {}
-    for name, (label, values) in OUTCOMES.items():
-        for value in values:
-            labels = {"model_name": MODEL, label: value}
-            if count := registry.get_sample_value(f"vllm_omni:{name}", labels):
-                found[f"{name.split('_')[1]} {value}"] = count
-    return found
+    return outcomes(server.engine.metrics, MODEL)
 
 
 async def began(client: SocketClient) -> None:

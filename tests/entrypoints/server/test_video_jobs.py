@@ -189,6 +189,35 @@ async def test_the_oldest_finished_job_makes_room(server, monkeypatch):
     assert found == [ids[2], ids[1]]
 
 
+async def test_a_refused_job_costs_no_finished_one(executor, storage, monkeypatch):
+    monkeypatch.setattr(video_jobs, "MAX_JOBS", 2)
+    async with running_server(lambda: executor, max_queued=0) as server:
+        kept = (await server.http.post(URL, json=BODY)).json()["id"]
+        await job_that_is(server, kept, "completed")
+        executor.gate.clear()
+        running = (await server.http.post(URL, json=BODY)).json()["id"]
+        await job_that_is(server, running, "in_progress")
+        answer = await server.http.post(URL, json=BODY)
+        assert answer.json()["error"]["type"] == "server_full"
+        found = [job["id"] for job in (await server.http.get(URL)).json()["data"]]
+        assert found == [running, kept]
+        assert [path.stem for path in stored_files(storage)] == [kept]
+        executor.gate.set()
+
+
+async def test_no_job_goes_while_all_are_running(executor, monkeypatch):
+    monkeypatch.setattr(video_jobs, "MAX_JOBS", 1)
+    executor.gate.clear()
+    async with running_server(lambda: executor) as server:
+        running = (await server.http.post(URL, json=BODY)).json()["id"]
+        answer = await server.http.post(URL, json=BODY)
+        assert answer.status_code == 503
+        assert "1 videos are being made" in answer.json()["error"]["message"]
+        assert server.engine.num_sessions == 1
+        assert (await server.http.get(f"{URL}/{running}")).status_code == 200
+        executor.gate.set()
+
+
 async def test_the_oldest_files_make_room(server, storage, monkeypatch):
     ids = []
     for _ in range(4):

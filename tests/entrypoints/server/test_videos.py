@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import threading
 from dataclasses import replace
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.helpers.http_server import NAME, running_server, tiny_deployment
+from tests.helpers.http_server import NAME, Running, running_server, tiny_deployment
+from tests.helpers.local_server import NoImages
+from tests.helpers.outcomes import outcomes
 from tests.helpers.socket_client import socket_client
 from tests.helpers.videos import (
     BODY,
@@ -27,6 +30,7 @@ from vllm_omni.diffusion.executor import create_executor
 from vllm_omni.diffusion.messages import ChunkPlan, LiveCamera, OutputKind, ScriptedKeys
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.entrypoints.server import video_rollout
+from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import DeviceOutOfMemoryError, SessionFailedError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
@@ -40,6 +44,10 @@ pytestmark = [
 ]
 
 STILL = [[[], [], []]]
+
+
+def counted(server: Running) -> dict[str, float]:
+    return outcomes(server.engine.metrics, NAME)
 
 
 def frames_of(mp4: bytes) -> list[av.VideoFrame]:
@@ -133,14 +141,58 @@ async def test_a_leaving_client_ends_its_session(server, executor):
     assert len(executor.plans) < 5
 
 
-async def test_time_runs_out(server, executor, monkeypatch):
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_time_runs_out(server, executor, monkeypatch, is_open):
+    """Before its session is open or after, it is a video that nobody waits for any more."""
+    if not is_open:
+        monkeypatch.setattr(ImageSource, "load", NoImages.load)
     monkeypatch.setenv("VLLM_OMNI_VIDEO_SYNC_TIMEOUT", "1")
     executor.gate.clear()
     answer = await server.http.post(SYNC, json=BODY)
     assert answer.status_code == 504
     assert "VLLM_OMNI_VIDEO_SYNC_TIMEOUT" in answer.json()["error"]["message"]
     executor.gate.set()
-    await until(lambda: executor.open_ids == [])
+    await until(lambda: executor.open_ids == [] and server.engine.num_sessions == 0)
+    assert bool(executor.opened_total) is is_open
+    assert counted(server) == {"failed client_disconnect": 1}
+
+
+@pytest.mark.parametrize("url", [SYNC, URL])
+async def test_a_client_that_leaves_while_it_sends_is_no_bad_request(server, url):
+    async def never_whole():
+        yield b'{"prompt": '
+        await asyncio.Event().wait()
+
+    headers = {"content-type": "application/json"}
+    sending = asyncio.create_task(server.http.post(url, content=never_whole(), headers=headers))
+    await asyncio.sleep(0.3)
+    assert counted(server) == {}
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    await until(lambda: counted(server) == {"failed client_disconnect": 1})
+
+
+@pytest.mark.parametrize(("url", "words"), [(SYNC, "Video generation failed: "), (URL, "")])
+async def test_what_breaks_before_a_session_is_told_counted_and_logged(
+    server, monkeypatch, caplog, url, words
+):
+    async def broken(*_: object) -> bytes:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(ImageSource, "load", broken)
+    answer = await server.http.post(url, json=BODY)
+    assert answer.status_code == 500
+    assert answer.json() == {
+        "error": {
+            "message": f"{words}an internal error; see the server's log",
+            "type": "server_error",
+            "param": None,
+            "code": 500,
+        }
+    }
+    assert counted(server) == {"failed unknown": 1}
+    assert re.search(r"video_(sync-|gen_)\w+ broke before it was a session", caplog.text)
+    await until(lambda: "ZeroDivisionError: a secret" in caplog.text)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from vllm_omni.errors import (
 )
 
 INTERNAL_ERROR = 500
+CLIENT_LEFT = 499
+"""Status in the log of an answer that nobody waits for."""
 _INTERNAL_TEXT = "an internal error; see the server's log"
 _RETRY_AFTER_S = "5"
 _STATUSES: tuple[tuple[type[OmniError], int], ...] = (
@@ -48,6 +50,13 @@ class HttpRefusalError(OmniError):
         self.field = field
 
 
+class ClientLeftError(HttpRefusalError):
+    """The client left while it sent its request."""
+
+    def __init__(self) -> None:
+        super().__init__(CLIENT_LEFT, "the client left before its body was complete")
+
+
 def status_of(error: BaseException) -> int:
     """HTTP status of a failure; 500 for what nobody foresaw."""
     if isinstance(error, HttpRefusalError):
@@ -65,12 +74,23 @@ def message_of(error: BaseException) -> str:
 def error_response(error: BaseException) -> JSONResponse:
     """``{"error": {"message", "type", "param", "code"}}`` with the status of the failure."""
     status = status_of(error)
-    body = {
-        "message": message_of(error),
-        "type": (error.code if isinstance(error, OmniError) else None) or _kind(status),
-        "param": error.field if isinstance(error, InvalidRequestError | HttpRefusalError) else None,
-        "code": status,
-    }
+    return _answer(
+        status,
+        message_of(error),
+        kind=error.code if isinstance(error, OmniError) else None,
+        field=error.field if isinstance(error, InvalidRequestError | HttpRefusalError) else None,
+    )
+
+
+async def answer_fault(_: Request, _fault: Exception) -> JSONResponse:
+    """The answer of any route to what nobody foresaw; the log has it, with its traceback."""
+    return _answer(INTERNAL_ERROR, _INTERNAL_TEXT)
+
+
+def _answer(
+    status: int, message: str, *, kind: str | None = None, field: str | None = None
+) -> JSONResponse:
+    body = {"message": message, "type": kind or _kind(status), "param": field, "code": status}
     retry = {"Retry-After": _RETRY_AFTER_S} if status == _UNAVAILABLE else None
     return JSONResponse({"error": body}, status, headers=retry)
 

@@ -37,7 +37,6 @@ from vllm_omni.entrypoints.server.protocol import (
     SessionResetDone,
     SessionStart,
     SessionStop,
-    StartParams,
     VideoChunkMetadata,
     VideoStart,
     parse_control,
@@ -52,9 +51,8 @@ from vllm_omni.errors import (
     SessionClosedError,
     SessionFailedError,
 )
-from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-_MAX_RESETS = 4
+_MAX_PREPARING = 4
 """Resets of one session that may wait for their pictures."""
 
 
@@ -86,7 +84,7 @@ class RealtimeVideoSession:
         self._timers = timers
         self._engine = state.client.engine
         self._events = EventQueue()
-        self._resets: asyncio.Queue[SessionReset] = asyncio.Queue(_MAX_RESETS)
+        self._resets: asyncio.Queue[SessionReset] = asyncio.Queue(_MAX_PREPARING)
         self._request_id = f"video_stream-{uuid.uuid4().hex}"
         self._steering = Steering(channel, self._engine, self._request_id)
         self._session_id: str | None = None
@@ -175,7 +173,7 @@ class RealtimeVideoSession:
 
     async def _stream(self, start: SessionStart) -> None:
         params = start.resolved()
-        request = await self._parse(params)
+        request = await self._state.session_request(params, self._request_id, streamed=True)
         encoder = await self._state.in_thread(
             ChunkEncoder, request.width, request.height, params.fps, params.encoder
         )
@@ -266,25 +264,6 @@ class RealtimeVideoSession:
         self._started_s = time.monotonic()
         self._progressed()
 
-    async def _parse(self, params: StartParams) -> SessionRequest:
-        image = await self._state.images.load(params.image_url)
-        sampling = OmniDiffusionSamplingParams(
-            height=params.height,
-            width=params.width,
-            # 1 is what the deployment's default fills in.
-            num_frames=None if params.unbounded else params.num_frames or 1,
-            seed=params.seed,
-            fps=params.fps,
-            output_type="pil",
-            extra_args=dict(params.extra_args),
-        )
-        prompt = {"prompt": params.prompt, "multi_modal_data": {"image": image}}
-        return await self._state.in_thread(
-            lambda: self._state.parse(
-                self._request_id, prompt, sampling, unbounded=params.unbounded
-            )
-        )
-
     # ------------------------------------------------------------ client
 
     async def _receive_start(self) -> SessionStart:
@@ -325,7 +304,7 @@ class RealtimeVideoSession:
             case SessionReset():
                 self._require_session()
                 if self._resets.full():
-                    raise InvalidRequestError(f"{_MAX_RESETS} resets are waiting already")
+                    raise InvalidRequestError(f"{_MAX_PREPARING} resets are being prepared already")
                 self._resets.put_nowait(message)
 
     def _stop_now(self) -> bool:

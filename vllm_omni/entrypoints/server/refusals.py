@@ -1,10 +1,12 @@
-"""Requests that are turned away before they are sessions: counted by reason, and in the log."""
+"""Requests that end before they are sessions: counted by reason, and in the log."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vllm_omni.engine.metrics import EngineMetrics
-from vllm_omni.entrypoints.server.http_errors import INTERNAL_ERROR, status_of
+from vllm_omni.engine.session import StopCause
+from vllm_omni.entrypoints.server.channel import ClientGoneError
+from vllm_omni.entrypoints.server.http_errors import INTERNAL_ERROR, ClientLeftError, status_of
 from vllm_omni.errors import OmniError, OutOfKVMemoryError, ServerFullError
 from vllm_omni.logger import get_logger
 
@@ -24,9 +26,24 @@ def count_refusal(metrics: EngineMetrics, request_id: str, error: OmniError) -> 
 
 @contextmanager
 def refusals_counted(metrics: EngineMetrics, request_id: str) -> Iterator[None]:
-    """Count every error that leaves the block as a refusal of the request."""
+    """Count whatever leaves the block, once: refusals, clients that left, and what broke.
+
+    A socket that was closed before it asked for anything is not counted.
+    """
     try:
         yield
+    except ClientGoneError:
+        raise
+    except ClientLeftError as error:
+        metrics.stopped(StopCause.DISCONNECTED)
+        logger.info("%s ended: %s", request_id, error)
+        raise
     except OmniError as error:
         count_refusal(metrics, request_id, error)
+        raise
+    except Exception as error:
+        # Raised again: whoever answers the client has the traceback written.
+        metrics.stopped(StopCause.FAULT)
+        fault = type(error).__name__
+        logger.warning("%s broke before it was a session: %s", request_id, fault)
         raise

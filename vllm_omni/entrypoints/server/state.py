@@ -17,7 +17,7 @@ from vllm_omni.diffusion.models.lingbot_world.request import NATIVE_FPS
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.interactions import MODALITIES
 from vllm_omni.entrypoints.server.image_source import ImageSource
-from vllm_omni.entrypoints.server.protocol import Capabilities
+from vllm_omni.entrypoints.server.protocol import Capabilities, StartParams
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.logger import get_logger
@@ -45,19 +45,42 @@ class ServerState:
         """Run picture decoding or video encoding off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
-    def parse(
+    async def session_request(
+        self, params: StartParams, request_id: str, *, streamed: bool
+    ) -> SessionRequest:
+        """Fetch the picture and validate everything, within the limits of this server.
+
+        Args:
+            streamed: whether the client could ask for an endless world.
+
+        Raises:
+            InvalidRequestError: naming the field, what was got and what is needed.
+        """
+        image = await self.images.load(params.image_url)
+        sampling = OmniDiffusionSamplingParams(
+            height=params.height,
+            width=params.width,
+            # 1 is what the deployment's default fills in.
+            num_frames=None if params.unbounded else params.num_frames or 1,
+            seed=params.seed,
+            fps=params.fps,
+            output_type="pil",
+            extra_args=dict(params.extra_args),
+        )
+        prompt = {"prompt": params.prompt, "multi_modal_data": {"image": image}}
+        unbounded = params.unbounded if streamed else None
+        return await self.in_thread(
+            lambda: self._parse(request_id, prompt, sampling, unbounded=unbounded)
+        )
+
+    def _parse(
         self,
         request_id: str,
         prompt: Mapping[str, object],
         sampling: OmniDiffusionSamplingParams,
         *,
-        unbounded: bool | None = None,
+        unbounded: bool | None,
     ) -> SessionRequest:
-        """Validate a request within the limits of this server. Not for an event loop.
-
-        Raises:
-            InvalidRequestError: naming the field, what was got and what is needed.
-        """
         request = self.client.parse(prompt, sampling, unbounded=unbounded)
         limit = self.config.max_pixels
         if request.height * request.width > limit:

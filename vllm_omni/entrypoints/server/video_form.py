@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from vllm_omni.entrypoints.server.http_errors import HttpRefusalError
+from vllm_omni.entrypoints.server.http_errors import ClientLeftError, HttpRefusalError
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.wire import load_object, validate
@@ -49,6 +49,7 @@ async def read_start(request: Request, state: ServerState) -> SessionStart:
         HttpRefusalError: 400 for a form that contradicts itself, 408 for a client that is too
             slow, 413 for a body that is too large, 415 for another media type, 422 for fields
             that break the schema.
+        ClientLeftError: if the body ends early.
     """
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -58,7 +59,7 @@ async def read_start(request: Request, state: ServerState) -> SessionStart:
             408, f"the body was not complete within {BODY_TIMEOUT_S:.0f} s"
         ) from None
     except ClientDisconnect:
-        raise HttpRefusalError(400, "the client left before its body was complete") from None
+        raise ClientLeftError from None
     start = await state.in_thread(start_of, fields)
     start.check_model(state.config.served_model_names)
     return start

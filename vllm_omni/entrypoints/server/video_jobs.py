@@ -51,7 +51,7 @@ class VideoStatus(StrEnum):
 
 @dataclass(slots=True)
 class VideoJob:
-    """One job; changed by its own task alone.
+    """One job; changed by its task, by the end of that task, and by who deletes it.
 
     Attributes:
         failure: HTTP status and text, set when the job failed.
@@ -155,9 +155,11 @@ class VideoJobs:
             OmniError: if the engine refuses it; then there is no job.
             HttpRefusalError: 503 if as many jobs run as are kept.
         """
-        self._make_room()
+        oldest = self._job_to_forget()
         job = VideoJob(request, model)
         rollout = VideoRollout(self._state, request)
+        if oldest is not None:  # Not before the engine has accepted the new one.
+            self._forget(oldest)
         self._jobs[job.video_id] = job
         task = asyncio.create_task(self._run(job, rollout), name=job.video_id)
         self._tasks[job.video_id] = task
@@ -292,13 +294,14 @@ class VideoJobs:
         if job.file is not None:
             job.file.unlink(missing_ok=True)
 
-    def _make_room(self) -> None:
+    def _job_to_forget(self) -> VideoJob | None:
+        """Which job makes room for one more, where one has to."""
         if len(self._jobs) < MAX_JOBS:
-            return
+            return None
         over = next((job for job in self._jobs.values() if job.is_over), None)
         if over is None:
             raise HttpRefusalError(503, f"{MAX_JOBS} videos are being made; try again later")
-        self._forget(over)
+        return over
 
 
 def _store(path: Path, content: bytes) -> None:

@@ -18,7 +18,6 @@ from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.errors import SessionClosedError
-from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 MAX_VIDEO_BYTES = 2**30
 """Largest video that is collected in memory."""
@@ -71,18 +70,7 @@ async def prepare(state: ServerState, start: SessionStart, request_id: str) -> V
         InvalidRequestError: naming the field.
     """
     params = start.resolved()
-    image = await state.images.load(params.image_url)
-    sampling = OmniDiffusionSamplingParams(
-        height=params.height,
-        width=params.width,
-        num_frames=1 if params.num_frames is None else params.num_frames,
-        seed=params.seed,
-        fps=params.fps,
-        output_type="pil",
-        extra_args=dict(params.extra_args),
-    )
-    prompt = {"prompt": params.prompt, "multi_modal_data": {"image": image}}
-    session = await state.in_thread(state.parse, request_id, prompt, sampling)
+    session = await state.session_request(params, request_id, streamed=False)
     assert session.num_chunks is not None, "a bounded request has a length"
     frames = pixel_frames_of(session.num_chunks)
     return VideoRequest(request_id, session, params.encoder, start.quality, frames)

@@ -17,6 +17,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from vllm_omni import envs
 from vllm_omni.engine.session import StopCause
 from vllm_omni.entrypoints.server.http_errors import (
+    CLIENT_LEFT,
     AnsweringRoute,
     HttpRefusalError,
     error_response,
@@ -33,7 +34,6 @@ from vllm_omni.logger import get_logger
 logger = get_logger(__name__)
 
 _MIB = 2**20
-_CLIENT_LEFT = 499
 _PREFIX = "/v1/videos"
 
 
@@ -141,8 +141,8 @@ class SyncVideo:
         if done:
             return self._result(making, model)
         if not self._is_open:  # The engine counts a session that it has.
-            self._metrics.stopped(StopCause.DISCONNECTED if left else StopCause.FAULT)
-        return Response(status_code=_CLIENT_LEFT) if left else self._too_late()
+            self._metrics.stopped(StopCause.DISCONNECTED)
+        return Response(status_code=CLIENT_LEFT) if left else self._too_late()
 
     async def _make(self, start: SessionStart) -> FinishedVideo:
         with refusals_counted(self._metrics, self._request_id):
