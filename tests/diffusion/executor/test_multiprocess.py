@@ -22,7 +22,7 @@ from vllm_omni.diffusion.executor import multiprocess
 from vllm_omni.diffusion.executor.multiprocess import ChunkLimit, MultiprocExecutor
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.messages import ChunkPlan
-from vllm_omni.diffusion.worker.commands import Done, ReportPeak, WorkerTask
+from vllm_omni.diffusion.worker.commands import WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import (
     CheckpointError,
@@ -214,60 +214,9 @@ def test_calls_may_come_from_any_thread():
     assert chunks[0].shape == (9, 64, 96, 3)
 
 
-def talking_main(_task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
-    """Says the same again and again: whoever listens is as often between two waits as in one."""
-    while True:
-        pipe.send(Done(None))
-
-
 def silent_main(_task: WorkerTask, _pipe: Connection, _pixels: SharedBytes) -> None:
     """Loads for ever."""
     time.sleep(600)
-
-
-def listen(group: WorkerGroup) -> None:
-    """Converse with a group until that raises."""
-    while True:
-        group.check_alive()
-        for rank in range(group.world_size):
-            group.receive(rank, deadline_s=time.monotonic() + 60, doing="talking")
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-@pytest.mark.parametrize("worker_main", [talking_main, silent_main])
-def test_a_group_may_be_ended_under_a_conversation_at_any_moment(worker_main):
-    before = None
-    for attempt in range(30):
-        group = WorkerGroup(tiny_config("mp", parallel=TWO_RANKS), worker_main)
-        pids = group.process_ids
-        with ThreadPoolExecutor() as pool:
-            listening = pool.submit(listen, group)
-            time.sleep(0.002 * (attempt % 10))
-            for ending in [pool.submit(group.kill), pool.submit(group.stop)]:
-                ending.result(20)
-            assert type(listening.exception(20)) is WorkerFailedError
-        assert not any(psutil.pid_exists(pid) for pid in pids)
-        # The first launch opens the line to the fork server, which stays.
-        before = open_descriptors() if before is None else before
-    assert open_descriptors() <= before
-
-
-def test_ending_a_group_again_does_nothing_and_it_says_that_it_was_ended():
-    group = WorkerGroup(tiny_config("mp"), silent_main)
-    group.kill()
-    group.kill()
-    group.stop()
-    for call in (
-        group.check_alive,
-        lambda: group.send(ReportPeak()),
-        lambda: group.receive(0, deadline_s=0.0, doing="nothing"),
-        lambda: group.read_pixels((1,), "uint8"),
-    ):
-        with pytest.raises(WorkerFailedError, match="was ended"):
-            call()
 
 
 def test_a_shutdown_while_processes_are_launched_ends_the_start(monkeypatch):

@@ -1,0 +1,81 @@
+"""A worker group that one thread talks to and another one ends."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+
+import psutil
+import pytest
+
+from tests.diffusion.executor.test_executors import tiny_config
+from vllm_omni.diffusion.data import DiffusionParallelConfig
+from vllm_omni.diffusion.executor.worker_group import WorkerGroup
+from vllm_omni.diffusion.worker.commands import Done, ReportPeak, WorkerTask
+from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
+from vllm_omni.errors import WorkerFailedError
+
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.diffusion,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+]
+
+TWO_RANKS = DiffusionParallelConfig(ulysses_degree=2)
+
+
+def talking_main(_task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
+    """Says the same again and again: whoever listens is as often between two waits as in one."""
+    while True:
+        pipe.send(Done(None))
+
+
+def silent_main(_task: WorkerTask, _pipe: Connection, _pixels: SharedBytes) -> None:
+    """Loads for ever."""
+    time.sleep(600)
+
+
+def listen(group: WorkerGroup) -> None:
+    """Converse with a group until that raises."""
+    while True:
+        group.check_alive()
+        for rank in range(group.world_size):
+            group.receive(rank, deadline_s=time.monotonic() + 60, doing="talking")
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("worker_main", [talking_main, silent_main])
+def test_a_group_may_be_ended_under_a_conversation_at_any_moment(worker_main):
+    before = None
+    for attempt in range(30):
+        group = WorkerGroup(tiny_config("mp", parallel=TWO_RANKS), worker_main)
+        pids = group.process_ids
+        with ThreadPoolExecutor() as pool:
+            listening = pool.submit(listen, group)
+            time.sleep(0.002 * (attempt % 10))
+            for ending in [pool.submit(group.kill), pool.submit(group.stop)]:
+                ending.result(20)
+            assert type(listening.exception(20)) is WorkerFailedError
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+        # The first launch opens the line to the fork server, which stays.
+        before = open_descriptors() if before is None else before
+    assert open_descriptors() <= before
+
+
+def test_ending_a_group_again_does_nothing_and_it_says_that_it_was_ended():
+    group = WorkerGroup(tiny_config("mp"), silent_main)
+    group.kill()
+    group.kill()
+    group.stop()
+    for call in (
+        group.check_alive,
+        lambda: group.send(ReportPeak()),
+        lambda: group.receive(0, deadline_s=0.0, doing="nothing"),
+        lambda: group.read_pixels((1,), "uint8"),
+    ):
+        with pytest.raises(WorkerFailedError, match="was ended"):
+            call()
