@@ -13,10 +13,17 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from vllm_omni.diffusion.messages import WorkerReady
 from vllm_omni.diffusion.worker import process
-from vllm_omni.diffusion.worker.commands import Refused, WorkerTask
+from vllm_omni.diffusion.worker.commands import Done, Refused, Stop, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
-from vllm_omni.errors import CheckpointError, OutOfKVMemoryError
+from vllm_omni.errors import (
+    CheckpointError,
+    OmniError,
+    OutOfKVMemoryError,
+    SessionFailedError,
+    WorkerFailedError,
+)
 
 HANG_S = 600.0
 
@@ -34,11 +41,23 @@ def telling_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> No
 
 
 def refusing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
-    """Rank 1 refuses to start and ends, rank 0 loads for ever."""
-    if task.rank == 1:
-        pipe.send(Refused(CheckpointError("rank 1 found another model")))
+    """The rank that ``REFUSING_RANK`` names refuses to start and ends, the other loads for ever."""
+    if task.rank == int(os.environ["REFUSING_RANK"]):
+        pipe.send(Refused(CheckpointError(f"rank {task.rank} found another model")))
     else:
         time.sleep(HANG_S)
+
+
+def disagreeing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
+    """Rank 0 is ready and rank 1 refuses; in a command, each has a reason of its own."""
+    reasons: tuple[OmniError, OmniError] = (SessionFailedError("a bug"), WorkerFailedError("dead"))
+    ready = WorkerReady(sessions=1, num_pages=1, page_tokens=1, page_bytes=1, window_frames=1)
+    if os.environ["REFUSING_RANK"] == str(task.rank):
+        pipe.send(Refused(OutOfKVMemoryError("no room on this rank")))
+        return
+    pipe.send(Done(ready))
+    while not isinstance(pipe.recv(), Stop):
+        pipe.send(Refused(reasons[task.rank]))
 
 
 def install_faults(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.diffusion.executor.test_executors import tiny_config
-from tests.helpers.faults import faulty_main, refusing_main, telling_main
+from tests.helpers.faults import disagreeing_main, faulty_main, refusing_main, telling_main
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor import multiprocess
@@ -117,14 +117,15 @@ def test_ranks_that_share_weights_refuse_together_before_any_exchange():
         worker_main=faulty_main,
     )
     made.start()
-    request, began_s = small_request(num_chunks=2), time.monotonic()
+    request = small_request(num_chunks=2)
     expected = make_rollout(made, request)
+    began_s = time.monotonic()
     for rank in (0, 1):
         with pytest.raises(OutOfKVMemoryError, match="injected"):
             made.open_session(f"full:0:{rank}", request)
+    assert time.monotonic() - began_s < FOUND_WITHIN_S
     again = make_rollout(made, request)
     made.shutdown()
-    assert time.monotonic() - began_s < FOUND_WITHIN_S
     # Bitwise: no exchange of a refused session was left over for the next one.
     assert all(np.array_equal(a, b) for a, b in zip(again, expected, strict=True))
 
@@ -191,12 +192,36 @@ def test_environment_is_set_before_torch_loads():
     assert "FAULTS_MARKER" not in os.environ
 
 
-def test_a_rank_that_refuses_to_start_is_heard_while_another_loads():
-    made = MultiprocExecutor(tiny_config("mp", parallel=TWO_RANKS), worker_main=refusing_main)
-    with pytest.raises(CheckpointError, match="rank 1 found another model"):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_refuses_to_start_is_heard_while_another_loads(rank):
+    made = two_ranks_of(refusing_main, refusing=rank)
+    with pytest.raises(CheckpointError, match=f"rank {rank} found another model"):
         made.start()
     with pytest.raises(WorkerFailedError, match="not running"):
         _ = made.group
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_refuses_to_start_when_another_is_ready_keeps_its_reason(rank):
+    made = two_ranks_of(disagreeing_main, refusing=rank)
+    with pytest.raises(OutOfKVMemoryError, match="no room on this rank"):
+        made.start()
+    with pytest.raises(WorkerFailedError, match="not running"):
+        _ = made.group
+
+
+def test_of_several_reasons_the_one_that_ends_the_group_counts():
+    made = two_ranks_of(disagreeing_main, refusing=None)
+    made.start()
+    with pytest.raises(WorkerFailedError, match="dead"):
+        made.peak_bytes()
+    with pytest.raises(WorkerFailedError, match="not running"):
+        _ = made.group
+
+
+def two_ranks_of(worker_main, *, refusing: int | None) -> MultiprocExecutor:
+    config = tiny_config("mp", parallel=TWO_RANKS, env={"REFUSING_RANK": str(refusing)})
+    return MultiprocExecutor(config, worker_main=worker_main)
 
 
 def test_calls_may_come_from_any_thread():

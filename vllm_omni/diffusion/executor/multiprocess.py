@@ -83,14 +83,13 @@ class MultiprocExecutor:
         started_s = time.monotonic()
         group = self._launch()
         try:
-            replies = self._gather(started_s + self._config.stage_init_timeout_s, "its start")
+            ready = self._gather_ready(started_s + self._config.stage_init_timeout_s)
         except BaseException as error:
             self._drop()
             # Rank 1 may have said no and ended while rank 0 was still loading.
             if isinstance(error, WorkerFailedError) and group.refusal is not None:
                 raise group.refusal from None
             raise
-        ready = [reply.value for reply in replies if isinstance(reply.value, WorkerReady)]
         logger.info("%d worker processes ready in %.1f s", len(ready), time.monotonic() - started_s)
         return min(ready, key=lambda rank: rank.num_pages)
 
@@ -178,6 +177,17 @@ class MultiprocExecutor:
             self._drop()
             raise
 
+    def _gather_ready(self, deadline_s: float) -> list[WorkerReady]:
+        """What every rank says of itself; the first refusal ends it, since peers may wait for it."""
+        ready = []
+        for rank in range(self.group.world_size):
+            match self._receive(rank, deadline_s, "its start"):
+                case Done(WorkerReady() as found):
+                    ready.append(found)
+                case Refused() as refusal:
+                    raise _shared_error([refusal])
+        return ready
+
     def _gather(self, deadline_s: float, doing: str, first: Reply | None = None) -> list[Done]:
         """The last reply of every rank, in the order of ranks.
 
@@ -195,7 +205,7 @@ class MultiprocExecutor:
             return [reply for reply in replies if isinstance(reply, Done)]
         if len(refusals) < len(replies):
             self._drop()
-            raise WorkerFailedError(f"the ranks disagree about {doing}: {refusals[0].error}")
+            raise WorkerFailedError(f"the ranks disagree about {doing}: {_shared_error(refusals)}")
         error = _shared_error(refusals)
         if isinstance(error, WorkerFailedError):
             self._drop()
@@ -250,8 +260,11 @@ class ChunkLimit:
 
 
 def _shared_error(refusals: list[Refused]) -> OmniError:
-    """The reason of the rank that had one; the others only went along."""
-    for refusal in refusals:
-        if refusal.error is not None:
-            return refusal.error
-    return WorkerFailedError("every rank says that another one refused")
+    """The reason of the rank that had one; the others only went along.
+
+    Of several, the one that ends the whole group.
+    """
+    reasons = [refusal.error for refusal in refusals if refusal.error is not None]
+    if not reasons:
+        return WorkerFailedError("every rank says that another one refused")
+    return next((reason for reason in reasons if isinstance(reason, WorkerFailedError)), reasons[0])

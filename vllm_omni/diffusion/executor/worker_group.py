@@ -251,7 +251,7 @@ class WorkerGroup:
             match _last_words(worker.pipe):
                 case Lost(reason):
                     self._reasons[worker.rank] = reason
-                case Refused(error) if error is not None:
+                case Refused(error) if error is not None and worker.process.exitcode is not None:
                     self.refusal = self.refusal or error
                     self._reasons[worker.rank] = f"{type(error).__name__}: {error}"
         return self._reasons.get(worker.rank)
