@@ -178,7 +178,7 @@ class MultiprocExecutor:
             raise
 
     def _gather_ready(self, deadline_s: float) -> list[WorkerReady]:
-        """What every rank says of itself; the first refusal ends it, since peers may wait for it."""
+        """What every rank says of itself, or the first refusal: its peers may wait for it."""
         ready = []
         for rank in range(self.group.world_size):
             match self._receive(rank, deadline_s, "its start"):
