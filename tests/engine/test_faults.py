@@ -15,6 +15,7 @@ from vllm_omni.engine.session import ChunkReady, Opened, Waiting
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.errors import (
     CheckpointError,
+    InvalidRequestError,
     OmniError,
     SessionClosedError,
     WorkerFailedError,
@@ -147,6 +148,25 @@ def test_giving_up_tells_those_in_line_the_truth():
     assert "the weights are gone" in str(error)
     assert error.code is None, "a client that tries again finds a server that has ended"
     assert bench.engine.unready_reason == str(error)
+    bench.engine.close()
+
+
+def test_what_the_engine_was_lost_by_holds_nothing_of_those_who_are_told():
+    bench = Bench(Broken(InvalidRequestError("no such folder", field="model")), start=False)
+    waiting = [bench.open(), bench.open()]
+    with pytest.raises(InvalidRequestError):
+        bench.engine.start()
+    told = [reader.rest()[-1].error for reader in waiting]
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError) as refused:
+            bench.open()
+        told.append(refused.value)
+    failure = bench.engine.failure
+    assert len({id(error) for error in (failure, *told)}) == 5
+    assert {(type(e), str(e), e.field) for e in (failure, *told)} == {
+        (InvalidRequestError, "model: no such folder", "model")
+    }
+    assert failure.__traceback__ is None
     bench.engine.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable
 
@@ -48,7 +49,7 @@ class Roster:
             OmniError: why it cannot come.
         """
         if self.failure is not None:
-            raise self.failure
+            raise _again(self.failure)
         if self.draining:
             raise _shutting_down()
         self.scheduler.check_fits(session.request)
@@ -106,11 +107,16 @@ class Roster:
     def fail(self, error: OmniError) -> None:
         """End everything for good."""
         with self.lock:
-            self.failure = error
+            self.failure = _again(error)
             self.scheduler.lose_group()
             sessions = self.scheduler.sessions
         for session in sessions:
-            self.end(session, EndReason.FAILED, error)
+            self.end(session, EndReason.FAILED, _again(error))
+
+
+def _again(error: OmniError) -> OmniError:
+    """The same error for somebody else: an error keeps all frames that it was raised through."""
+    return copy.copy(error)
 
 
 def _shutting_down() -> SessionClosedError:
