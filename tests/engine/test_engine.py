@@ -130,7 +130,7 @@ def test_a_lost_group_is_relaunched_and_queued_sessions_are_served():
     assert ended.error.code == "worker_restarted"
     assert chunk_indices(queued.rest()) == [0, 1, 2]
     assert bench.executors[0].shut_down == 1
-    assert bench.engine.is_ready
+    assert bench.engine.unready_reason is None
     bench.engine.close()
 
 
@@ -145,7 +145,7 @@ def test_the_engine_gives_up_after_five_restarts():
     assert "giving up" in str(bench.engine.failure)
     with pytest.raises(WorkerFailedError):
         bench.open()
-    assert not bench.engine.is_ready
+    assert bench.engine.unready_reason is not None
     bench.engine.close()
 
 
@@ -236,7 +236,7 @@ def test_a_session_that_comes_between_two_looks_is_not_overlooked(bench: Bench):
 
     scheduler.pick = pick_after_arrival
     bench.engine.stop("nobody")
-    with bench.engine._wake:
+    with bench.engine._lock:
         bench.engine._call()
     wait_until(lambda: bool(opened))
     assert chunk_indices(opened[0].rest()) == [0, 1, 2]

@@ -93,7 +93,7 @@ def test_an_open_that_kills_its_workers_costs_one_restart_and_one_session():
     assert chunk_indices(queued.rest()) == [0, 1, 2]
     assert chunk_indices(bench.open().rest()) == [0, 1, 2]
     assert bench.metric("worker_restarts_total") == 1
-    assert bench.engine.is_ready
+    assert bench.engine.unready_reason is None
     bench.engine.close()
 
 
@@ -111,7 +111,7 @@ def test_a_worker_that_dies_while_nobody_asks_is_replaced_before_anybody_does():
     bench = Bench(FakeExecutor(), FakeExecutor())
     bench.executors[0].dead = WorkerFailedError("rank 0 was killed")
     wait_until(lambda: bench.executors[1].started == 1)
-    wait_until(lambda: bench.engine.is_ready)
+    wait_until(lambda: bench.engine.unready_reason is None)
     assert chunk_indices(bench.open().rest()) == [0, 1, 2]
     assert bench.counted() == {"finished": 1.0}
     assert bench.metric("worker_restarts_total") == 1
@@ -125,7 +125,7 @@ def test_figures_are_right_after_a_restart():
     lost = bench.open()
     assert lost.until(Opened)
     lost.rest()
-    wait_until(lambda: bench.engine.is_ready)
+    wait_until(lambda: bench.engine.unready_reason is None)
     assert bench.metric("kv_used_bytes") == 0
     assert bench.metric("num_requests_running") == 0
     next_one = bench.open()

@@ -52,8 +52,8 @@ class Engine:
         self._supervisor = supervisor
         self._roster = Roster(supervisor, self._journal, max_queued=max_queued)
         self._scheduler = self._roster.scheduler
-        self._wake = self._roster.lock
-        self._maker = ChunkMaker(supervisor, metrics, self._journal, lock=self._wake)
+        self._lock = self._roster.lock
+        self._maker = ChunkMaker(supervisor, metrics, self._journal, lock=self._lock)
         self._called = False
         self._thread: threading.Thread | None = None
 
@@ -85,13 +85,11 @@ class Engine:
         return self._roster.failure
 
     @property
-    def is_ready(self) -> bool:
-        """Whether sessions can be opened and served now."""
-        return self.unready_reason is None
-
-    @property
     def unready_reason(self) -> str | None:
-        """``loading``, ``restarting``, ``draining``, or what the engine was lost by."""
+        """``loading``, ``restarting``, ``draining``, or what the engine was lost by.
+
+        ``None`` while sessions can be opened and served.
+        """
         if self.failure is not None:
             return str(self.failure)
         if self._roster.draining:
@@ -103,7 +101,7 @@ class Engine:
     @property
     def num_sessions(self) -> int:
         """Sessions on the workers and in line."""
-        with self._wake:
+        with self._lock:
             return len(self._scheduler.sessions)
 
     @property
@@ -113,7 +111,7 @@ class Engine:
 
     def is_waiting(self, session_id: str) -> bool:
         """Whether a session stands in line."""
-        with self._wake:
+        with self._lock:
             session = self._scheduler.find(session_id)
             return session is not None and session.status is SessionStatus.WAITING
 
@@ -146,7 +144,7 @@ class Engine:
             now_s=time.monotonic(),
             request_id=request_id,
         )
-        with self._wake:
+        with self._lock:
             self._roster.add(session)
             self._call()
         return session.session_id
@@ -158,7 +156,7 @@ class Engine:
             SessionClosedError: if there is no such session; none is created.
             EventConflictError, InteractionError: see :meth:`InteractionBox.submit`.
         """
-        with self._wake:
+        with self._lock:
             session = self._roster.session(session_id)
         session.interactions.submit(interaction, time.monotonic())
 
@@ -169,7 +167,7 @@ class Engine:
             cause: what the session is counted as; of several, the first. By default whoever
                 wanted it has left.
         """
-        with self._wake:
+        with self._lock:
             session = self._scheduler.find(session_id)
             if session is None or session.stop_cause is not None:
                 return
@@ -183,13 +181,13 @@ class Engine:
         Args:
             change: makes the new request of the one with the current prompt.
         """
-        with self._wake:
+        with self._lock:
             self._roster.session(session_id).add_reset(change)
             self._call()
 
     def delivered(self, session_id: str) -> None:
         """Say that the client has taken one chunk."""
-        with self._wake:
+        with self._lock:
             session = self._scheduler.find(session_id)
             if session is not None:
                 session.delivered(time.monotonic())
@@ -197,8 +195,8 @@ class Engine:
 
     def drain(self) -> None:
         """Refuse new sessions, finish the running chunk, end all sessions with an error."""
-        with self._wake:
-            self._roster.draining = True
+        with self._lock:
+            self._roster.drain()
             self._call()
         self._roster.end_without_loop()
 
@@ -230,7 +228,7 @@ class Engine:
 
     def _step(self) -> bool:
         """Do one thing; false when there is nothing left to do, ever."""
-        with self._wake:
+        with self._lock:
             self._called = False
             sessions, draining = self._scheduler.sessions, self._roster.draining
         self._roster.end_due(sessions)
@@ -239,7 +237,7 @@ class Engine:
         self._supervisor.executor.check_alive()
         if self._place_next():
             return True
-        with self._wake:
+        with self._lock:
             session = self._scheduler.pick(time.monotonic())
             if session is None:
                 self._wait()
@@ -257,10 +255,10 @@ class Engine:
             return
         wake_at = self._scheduler.wake_at_s()
         due_s = _IDLE_CHECK_S if wake_at is None else wake_at - time.monotonic()
-        self._wake.wait(min(max(due_s, 0.0), _IDLE_CHECK_S))
+        self._lock.wait(min(max(due_s, 0.0), _IDLE_CHECK_S))
 
     def _place_next(self) -> bool:
-        with self._wake:
+        with self._lock:
             session = self._scheduler.next_to_place()
         if session is None:
             return False
@@ -274,17 +272,12 @@ class Engine:
             if not self._scheduler.placed:
                 self._roster.end(session, EndReason.FAILED, error)
                 return True
-            with self._wake:
-                self._scheduler.refused(session)
-                self._roster.line_changed()
+            self._roster.put_off(session)
             return False
         except OmniError as error:
             self._roster.end(session, EndReason.FAILED, error)
             return True
-        with self._wake:
-            self._scheduler.place(session)
-            session.move_to(SessionStatus.OPEN)
-            self._roster.line_changed()
+        self._roster.place(session)
         self._journal.placed(session)
         session.emit(Opened(time.monotonic()))
         return True
@@ -300,14 +293,13 @@ class Engine:
         if session.finished:
             self._roster.end(session, EndReason.FINISHED)
             return
-        with self._wake:
+        with self._lock:
             session.move_to(SessionStatus.OPEN)
 
     def _recover(self, error: WorkerFailedError) -> bool:
         """Fail the sessions that held a place and relaunch the workers; false to give up."""
         logger.error("worker group lost: %s", error)
-        with self._wake:
-            self._scheduler.lose_group()
+        self._roster.lose_group()
         if self._roster.draining:
             return True  # The next step ends everybody; that needs no group.
         for session in self._scheduler.placed:
@@ -328,7 +320,7 @@ class Engine:
     def _call(self) -> None:
         """Have the loop look again, also if it is not waiting yet. Holds the lock."""
         self._called = True
-        self._wake.notify()
+        self._lock.notify()
 
     def _adopt(self, ready: WorkerReady) -> None:
         self._roster.adopt(ready)

@@ -15,10 +15,12 @@ from vllm_omni.errors import OmniError, SessionClosedError
 
 
 class Roster:
-    """Used by the engine's thread and by the client's side.
+    """Used by the engine's thread and by the client's side. All changes of who is where are here.
 
     Attributes:
-        lock: guards the scheduler and what the client's side changes of a session.
+        lock: guards the scheduler and what the client's side changes of a session; the engine's
+            thread sleeps on it.
+        scheduler: to be asked; changed here alone.
         draining: whether every session is to end.
         failure: what the engine was lost by, for good.
     """
@@ -54,18 +56,40 @@ class Roster:
             raise _shutting_down()
         self.scheduler.check_fits(session.request)
         self.scheduler.enqueue(session)
-        self.line_changed()
+        self._line_changed()
 
     def adopt(self, group: WorkerReady) -> None:
         """Give out the places of a new group, and end who can never have one of them."""
         with self.lock:
             self.scheduler.adopt(group)
             misfits = self.scheduler.misfits()
-            self.line_changed()
+            self._line_changed()
         for session, error in misfits:
             self.end(session, EndReason.FAILED, error)
 
-    def line_changed(self) -> None:
+    def lose_group(self) -> None:
+        """Place nobody until another group is adopted; nothing is freed on the lost one."""
+        with self.lock:
+            self.scheduler.lose_group()
+
+    def place(self, session: EngineSession) -> None:
+        """The workers have opened the session at the head of the line."""
+        with self.lock:
+            self.scheduler.place(session)
+            session.move_to(SessionStatus.OPEN)
+            self._line_changed()
+
+    def put_off(self, session: EngineSession) -> None:
+        """The workers had no room for the session at the head of the line after all."""
+        with self.lock:
+            self.scheduler.refused(session)
+            self._line_changed()
+
+    def drain(self) -> None:
+        """Take nobody any more and have all end; the caller holds the lock."""
+        self.draining = True
+
+    def _line_changed(self) -> None:
         """Tell those who wait, and count; the caller holds the lock."""
         self.scheduler.announce_positions()
         self._journal.line_changed(self.scheduler)
@@ -79,7 +103,7 @@ class Roster:
                 return  # Two threads wanted to.
             is_held = session.status is not SessionStatus.WAITING and self.scheduler.has_group
             session.move_to(SessionStatus.CLOSED)
-            self.line_changed()
+            self._line_changed()
         peak_bytes = 0
         try:
             if is_held:

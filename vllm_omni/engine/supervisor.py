@@ -52,11 +52,6 @@ class WorkerSupervisor:
             raise WorkerFailedError("the worker group is not running")
         return self._executor
 
-    @property
-    def restarts(self) -> int:
-        """Restarts within the last ten minutes."""
-        return len(self._restarts_s)
-
     def start(self) -> WorkerReady:
         """Start a group and warm it up. Nothing of it is left when this raises.
 

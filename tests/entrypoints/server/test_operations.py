@@ -57,7 +57,7 @@ async def test_health_while_workers_are_restarted():
         video = httpx.post(f"{server.address}/v1/videos", json={})
         assert video.json()["error"]["message"].endswith("now: restarting")
         loading.go_on.set()
-        await asyncio.to_thread(wait_until, lambda: server.engine.is_ready)
+        await asyncio.to_thread(wait_until, lambda: server.engine.unready_reason is None)
         assert httpx.get(f"{server.address}/health").status_code == 200
 
 
