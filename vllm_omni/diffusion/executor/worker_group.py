@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -205,6 +206,9 @@ class WorkerGroup:
 
     def _launch(self, worker_main: WorkerMain) -> tuple[_Worker, ...]:
         context = _start_context(self._config)
+        # The resource tracker unblocks signals in the thread that starts it. Started now, it does
+        # not do so below, where the fork server would then die of a Ctrl-C.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             with envs.exported(self._config.env):

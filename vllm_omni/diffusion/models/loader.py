@@ -75,7 +75,7 @@ def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
     files = shard_files(directory)
     _check_names(directory.name, files, targets)
     for number, file in enumerate(files, 1):
-        if _is_root():
+        if is_root():
             logger.info("loading %s: file %d of %d", directory.name, number, len(files))
         with safe_open(file, framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
@@ -83,7 +83,8 @@ def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
                 target.store(shard.get_slice(name)[target.local_slices()])
 
 
-def _is_root() -> bool:
+def is_root() -> bool:
+    """Whether this process speaks for all ranks in the log."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 

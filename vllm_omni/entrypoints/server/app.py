@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator
-from multiprocessing import resource_tracker
 from types import FrameType
 
 import uvicorn
@@ -192,9 +191,6 @@ def run_server(
 
 def serve_engine(client: EngineClient, *, server: ServerConfig, listener: socket.socket) -> int:
     """:func:`run_server` for an engine that is made but not started."""
-    # Python's resource tracker unblocks signals in the thread that starts it. Started now, it does
-    # not do so while workers are launched, whose fork server would then die of a Ctrl-C.
-    resource_tracker.ensure_running()
     state = ServerState(client, server, images=ImageSource(server.allowed_media_domains))
     uvicorn_server = EngineServer(uvicorn_config(create_app(state), server), state)
     uvicorn_server.run(sockets=[listener])

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, UMT5EncoderModel
 from transformers.utils import logging as transformers_logging
 
+from vllm_omni.diffusion.models.loader import is_root
 from vllm_omni.errors import CheckpointError
 from vllm_omni.logger import get_logger
 
@@ -45,6 +46,8 @@ class TextEncoder:
                 raise CheckpointError(f"the checkpoint has no {folder} folder")
         transformers_logging.disable_progress_bar()
         tokenizer = AutoTokenizer.from_pretrained(model / "tokenizer", local_files_only=True)
+        if is_root():
+            logger.info("loading text_encoder")
         loaded: Any = UMT5EncoderModel.from_pretrained(
             model / "text_encoder", dtype=dtype, local_files_only=True, output_loading_info=True
         )
