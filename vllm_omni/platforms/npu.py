@@ -7,10 +7,10 @@ from jaxtyping import Float, Float32, Int8
 from torch import Tensor
 
 from vllm_omni.errors import ConfigError
+from vllm_omni.platforms.accelerator import AcceleratorPlatform
 from vllm_omni.platforms.base import CompletionEvent
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
 from vllm_omni.platforms.int8 import Int8Ops
-from vllm_omni.platforms.laps import DeviceLaps, LapClock
 from vllm_omni.platforms.rotary import RotaryMul
 
 _FRACTAL_NZ = 29
@@ -34,17 +34,16 @@ def load_torch_npu() -> ModuleType:
     return torch_npu
 
 
-class NpuPlatform:
+class NpuPlatform(AcceleratorPlatform):
     """Device memory by torch_npu's caching allocator, HCCL, the vendor's fused attention."""
 
     name = "npu"
     collective_backend = "hccl"
     attention_backend = "npu_fusion"
-    pool_from_free_memory = True
 
     def __init__(self) -> None:
         self._torch_npu = load_torch_npu()
-        self._npu = self._torch_npu.npu
+        super().__init__(self._torch_npu.npu)
 
     def device(self, local_rank: int) -> torch.device:
         """NPU ``local_rank`` among the visible ones.
@@ -52,7 +51,7 @@ class NpuPlatform:
         Raises:
             ConfigError: if torch_npu sees no such NPU.
         """
-        visible = self._npu.device_count()
+        visible = self._module.device_count()
         if visible <= local_rank:
             raise ConfigError(
                 f"rank {local_rank} needs device npu, but torch_npu sees {visible} NPUs; check "
@@ -60,48 +59,12 @@ class NpuPlatform:
                 "device: cpu"
             )
         device = torch.device("npu", local_rank)
-        self._npu.set_device(device)
+        self._module.set_device(device)
         return device
-
-    def free_bytes(self, device: torch.device) -> int:
-        """Free memory of the runtime, once the allocator has given back what it can.
-
-        What it keeps, pieces between other tensors and memory of graphs, fits no new pool.
-        """
-        self._npu.empty_cache()
-        free, _ = self._npu.mem_get_info(device)
-        return free
-
-    def peak_bytes(self, device: torch.device) -> int:
-        """Peak of allocated bytes."""
-        return self._npu.max_memory_allocated(device)
-
-    def synchronize(self, device: torch.device) -> None:
-        """Wait for the device."""
-        self._npu.synchronize(device)
-
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy through pinned memory and wait for this copy only, not for work queued later.
-
-        Every call takes a fresh pinned buffer: one that is used again might be written before
-        an earlier copy out of it has run.
-        """
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
-        done = self._npu.Event()
-        done.record(self._npu.current_stream(tensor.device))
-        done.synchronize()
-        return host
 
     def completion_event(self, device: torch.device) -> CompletionEvent:
         """An event on the device's current stream."""
-        done = self._npu.Event()
-        done.record(self._npu.current_stream(device))
-        return done
-
-    def lap_clock(self, device: torch.device) -> LapClock:
-        """Timed events of torch_npu."""
-        return DeviceLaps(self._npu, device)
+        return self._recorded_event(device)
 
     def int8_ops(self) -> Int8Ops:
         """The vendor's quantised matrix product."""
@@ -113,7 +76,7 @@ class NpuPlatform:
 
     def graph_runtime(self) -> GraphRuntime:
         """Captures by NPUGraph."""
-        return DeviceGraphRuntime("npu", GraphInterface(self._npu, self._npu.NPUGraph))
+        return DeviceGraphRuntime("npu", GraphInterface(self._module, self._module.NPUGraph))
 
 
 class NpuRotaryMul:
