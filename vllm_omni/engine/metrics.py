@@ -56,7 +56,7 @@ class EngineMetrics:
         self._of_chunk = {
             name: self._histogram(name, text, _FINE_SECONDS)
             for name, text in {
-                "diffusion_exec_s": "All of a chunk, on the root rank; its commit until it is queued",
+                "diffusion_exec_s": "A chunk on the root rank, its commit until it is queued",
                 "diffusion_preprocess_s": "Condition and camera of a chunk",
                 "diffusion_forward_s": "Four probes of a chunk, and its commit until it is queued",
                 "denoise_step_latency_s": "One probe, the mean over a chunk's",
