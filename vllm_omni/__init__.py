@@ -9,8 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vllm_omni.entrypoints.async_omni import AsyncOmni
-    from vllm_omni.entrypoints.omni import Omni
+    from vllm_omni.entrypoints import AsyncOmni, Omni
 
 __all__ = ["AsyncOmni", "Omni", "__version__", "__version_tuple__"]
 
@@ -20,16 +19,13 @@ except PackageNotFoundError:  # running from a checkout that was never installed
     __version__ = "0.0.0"
 __version_tuple__ = tuple(int(part) for part in __version__.split(".")[:3] if part.isdigit())
 
-_LAZY = {
-    "AsyncOmni": "vllm_omni.entrypoints.async_omni",
-    "Omni": "vllm_omni.entrypoints.omni",
-}
+_LAZY = {"AsyncOmni", "Omni"}
 
 
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'vllm_omni' has no attribute {name!r}")
-    return vars(import_module(_LAZY[name]))[name]
+    return getattr(import_module("vllm_omni.entrypoints"), name)
 
 
 def __dir__() -> list[str]:

@@ -18,6 +18,7 @@ import uvicorn
 
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
 from tests.helpers.fake_executor import FakeExecutor
+from tests.helpers.loopback import OnLoopback
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.engine.engine import Engine
@@ -73,7 +74,7 @@ class LateImages(ImageSource):
         return await super().load(url)
 
 
-class LocalServer:
+class LocalServer(OnLoopback):
     """A running application.
 
     Attributes:
@@ -99,16 +100,6 @@ class LocalServer:
     def executor(self) -> FakeExecutor:
         """The first generation of workers."""
         return self.executors[0]
-
-    @property
-    def address(self) -> str:
-        """Base of HTTP URLs."""
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """Address of the socket."""
-        return f"ws://127.0.0.1:{self.port}/v1/realtime/video"
 
     @property
     def connections(self) -> int:

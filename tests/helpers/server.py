@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
+from tests.helpers.loopback import OnLoopback
 from tests.helpers.tiny import tiny_checkpoint_dir
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ PLAIN = ("-c", "from vllm_omni.entrypoints.cli.main import main; raise SystemExi
 FAULTY = ("-m", "tests.helpers.faulty_serve")
 
 
-class RealServer:
+class RealServer(OnLoopback):
     """A running server process.
 
     Attributes:
@@ -62,16 +63,6 @@ class RealServer:
             stderr=subprocess.STDOUT,
         )
         self.ready_s = 0.0
-
-    @property
-    def address(self) -> str:
-        """Base of HTTP URLs."""
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """Address of the socket."""
-        return f"ws://127.0.0.1:{self.port}/v1/realtime/video"
 
     @property
     def log(self) -> str:

@@ -83,8 +83,6 @@ class NpuRotaryMul:
     """Rotary embedding in one operator; see :class:`RotaryMul` for the arithmetic."""
 
     name = "npu"
-    most_heads = 999
-    widest_head = 894
 
     def __init__(self, torch_npu: ModuleType) -> None:
         self._torch_npu = torch_npu

@@ -10,19 +10,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+MOST_HEADS = 999
+"""Largest number of heads that the vendor's operator takes."""
+WIDEST_HEAD = 894
+"""Largest number of channels of a head that it takes."""
+
 
 @runtime_checkable
 class RotaryMul(Protocol):
-    """The operator of one device.
-
-    Attributes:
-        most_heads: largest number of heads that it takes.
-        widest_head: largest number of channels of a head that it takes.
-    """
+    """The operator of one device."""
 
     name: str
-    most_heads: int
-    widest_head: int
 
     def __call__(
         self,
@@ -38,8 +36,6 @@ class ReferenceRotaryMul:
     """Plain torch, so that the switch can be judged without the device; saves no time."""
 
     name = "reference"
-    most_heads = 999
-    widest_head = 894
 
     def __call__(
         self,

@@ -15,6 +15,7 @@ from vllm_omni.diffusion.models.lingbot_world.actions import MOVE_STEP
 from vllm_omni.engine.interactions import MAX_EVENT_IDS
 from vllm_omni.entrypoints.server import protocol
 from vllm_omni.entrypoints.server.socket_state import READABLE, WRITABLE
+from vllm_omni.entrypoints.server.steering import MAX_EARLY
 from vllm_omni.entrypoints.server.wire import Wire
 
 REFERENCE_DIR = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -55,8 +56,8 @@ after `video.start`, if it is the picture, the size or the length), `server_full
 shuts down, and no progress for too long, which `session.done` follows.
 
 An acknowledged interaction takes effect at the next chunk boundary; the metadata of a chunk lists
-the events that started, are active and completed in it. Up to 64 interactions that come while the
-picture is still being fetched wait for the session and are answered then.
+the events that started, are active and completed in it. Up to {MAX_EARLY} interactions that come
+while the picture is still being fetched wait for the session and are answered then.
 
 **A field that is not declared below is ignored, and so is a misspelt one**: `config` in
 `video.start` shows what was understood. Only inside `extra_params`, `sampling_params`,

@@ -5,20 +5,16 @@ import json
 
 import pytest
 
-from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.local_server import NoImages, local_server
 from tests.helpers.socket_client import camera_event, picture_url, socket_client, start_message
+from tests.helpers.socket_fixtures import server
 from vllm_omni.engine.session import MAX_RESETS
+
+__all__ = ["server"]
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 ENDLESS = start_message(num_frames=None, unbounded=True)
-
-
-@pytest.fixture
-def server():
-    with local_server(FakeExecutor(sessions=2)) as running:
-        yield running
 
 
 class TestControl:

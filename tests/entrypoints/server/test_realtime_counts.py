@@ -7,30 +7,19 @@ import re
 import pytest
 
 from tests.helpers.fake_executor import FakeExecutor
-from tests.helpers.local_server import MODEL, LocalServer, NoImages, local_server, wait_until
+from tests.helpers.local_server import MODEL, LocalServer, local_server, wait_until
 from tests.helpers.outcomes import outcomes
 from tests.helpers.socket_client import SocketClient, socket_client, start_message
+from tests.helpers.socket_fixtures import QUICK, server, unpainted_server
 from vllm_omni.entrypoints.server.channel import ClientTooSlowError, SocketChannel
-from vllm_omni.entrypoints.server.realtime_video import Timers
 from vllm_omni.errors import DeviceOutOfMemoryError
+
+__all__ = ["server", "unpainted_server"]
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 ENDLESS = start_message(num_frames=None, unbounded=True)
 STOP = {"type": "session.stop"}
-QUICK = Timers(stall=0.6, poll=0.05)
-
-
-@pytest.fixture
-def server():
-    with local_server(FakeExecutor(sessions=2)) as running:
-        yield running
-
-
-@pytest.fixture
-def unpainted_server():
-    with local_server(images=NoImages()) as running:
-        yield running
 
 
 async def counted(server: LocalServer) -> dict[str, float]:

@@ -6,7 +6,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.helpers.fake_executor import FakeExecutor
-from tests.helpers.local_server import MODEL, LocalServer, NoImages, local_server, wait_until
+from tests.helpers.local_server import MODEL, LocalServer, local_server, wait_until
 from tests.helpers.socket_client import (
     SocketClient,
     camera_event,
@@ -14,32 +14,22 @@ from tests.helpers.socket_client import (
     socket_client,
     start_message,
 )
+from tests.helpers.socket_fixtures import QUICK, server, unpainted_server
 from vllm_omni.entrypoints.server.realtime_video import Timers
 from vllm_omni.errors import DeviceOutOfMemoryError, WorkerFailedError
 
+__all__ = ["server", "unpainted_server"]
+
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
-QUICK = Timers(stall=0.6, poll=0.05)
 PINGED = Timers(stall=1.5, poll=0.05)
 PINGS, PING_GAP_S = 10, 0.4
 """Together more than twice the stall limit."""
 
 
 @pytest.fixture
-def server():
-    with local_server(FakeExecutor(sessions=2)) as running:
-        yield running
-
-
-@pytest.fixture
 def quick_server():
     with local_server(FakeExecutor(sessions=2), timers=QUICK) as running:
-        yield running
-
-
-@pytest.fixture
-def unpainted_server():
-    with local_server(images=NoImages()) as running:
         yield running
 
 

@@ -26,7 +26,7 @@ from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.worker.commands import Command, Lost, Refused, Reply, Stop, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import OmniError, WorkerFailedError
-from vllm_omni.logger import get_logger
+from vllm_omni.logger import get_logger, log_file
 
 logger = get_logger(__name__)
 
@@ -220,7 +220,9 @@ class WorkerGroup:
 
     def _launch_rank(self, context: _StartContext, worker_main: WorkerMain, rank: int) -> _Worker:
         ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
-        task = WorkerTask(self._config, rank, self.rendezvous, logger.getEffectiveLevel())
+        task = WorkerTask(
+            self._config, rank, self.rendezvous, logger.getEffectiveLevel(), log_file()
+        )
         process = context.Process(
             target=worker_main,
             args=(task, theirs, self._pixels),

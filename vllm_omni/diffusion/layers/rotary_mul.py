@@ -11,7 +11,7 @@ from vllm_omni.diffusion.layers.rope import (
     apply_rotary,
 )
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.rotary import RotaryMul
+from vllm_omni.platforms.rotary import MOST_HEADS, WIDEST_HEAD, RotaryMul
 
 _LATE_LATENT_FRAME = 1021
 _FRAMES, _ROWS, _COLUMNS = 3, 2, 3
@@ -31,11 +31,10 @@ class FusedRotary:
     """
 
     def __init__(self, operator: RotaryMul, *, heads: int, head_dim: int) -> None:
-        if heads > operator.most_heads or head_dim > operator.widest_head:
+        if heads > MOST_HEADS or head_dim > WIDEST_HEAD:
             raise ConfigError(
-                f"lingbot_npu_rotary_mul takes up to {operator.most_heads} heads of "
-                f"{operator.widest_head} channels, this model has {heads} of {head_dim}; leave it "
-                "out"
+                f"lingbot_npu_rotary_mul takes up to {MOST_HEADS} heads of {WIDEST_HEAD} channels, "
+                f"this model has {heads} of {head_dim}; leave it out"
             )
         self._operator = operator
         self.name = f"npu_rotary_mul ({operator.name})"

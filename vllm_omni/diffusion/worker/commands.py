@@ -1,12 +1,11 @@
 """What an executor and its worker processes say to each other. No torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, SessionRequest, WorkerReady
 from vllm_omni.errors import OmniError
-from vllm_omni.logger import log_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class WorkerTask:
     rank: int
     rendezvous: str | None
     log_level: int
-    log_file: str | None = field(default_factory=log_file)
+    log_file: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from vllm_omni.entrypoints.server.channel import SocketChannel
 from vllm_omni.entrypoints.server.protocol import SessionInteraction, SessionInteractionQueued
 from vllm_omni.errors import InvalidRequestError, OmniError
 
-_MAX_EARLY = 64
+MAX_EARLY = 64
 """Events that may come before the session is open."""
 
 
@@ -45,9 +45,9 @@ class Steering:
         await self._submit(self._session_id, interaction)
 
     def _keep(self, interaction: Interaction) -> None:
-        if len(self._early) == _MAX_EARLY:
+        if len(self._early) == MAX_EARLY:
             raise InvalidRequestError(
-                f"the session is being prepared and {_MAX_EARLY} events wait for it; try again in "
+                f"the session is being prepared and {MAX_EARLY} events wait for it; try again in "
                 "a moment"
             )
         self._early.append(interaction)

@@ -7,6 +7,7 @@ depend on how a rollout is cut into calls: chunk plans agree bit for bit.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Float, Float32
@@ -94,22 +95,11 @@ class WanVAE(nn.Module):
 
     def encoder_state_bytes(self, height: int, width: int) -> int:
         """Bytes of an encoder's history for frames of this many pixels."""
-        with torch.device("meta"), torch.inference_mode():
-            image = torch.empty(COLOURS, 1, height, width)
-            return self._shadow().encode(image, EncoderState.fresh())[1].bytes()
+        return _encoder_bytes(self.config, self.dtype, height, width)
 
     def decoder_state_bytes(self, height: int, width: int) -> int:
         """Bytes of a decoder's history for frames, or a rank's columns, of this many pixels."""
-        rows, columns = height // SPATIAL_FACTOR, width // SPATIAL_FACTOR
-        with torch.device("meta"), torch.inference_mode():
-            latents = torch.empty(self.config.z_dim, 1, rows, columns)
-            return self._shadow().decode(latents, DecoderState.fresh())[1].bytes()
-
-    def _shadow(self) -> "WanVAE":
-        """The same network without memory; call it under the meta device."""
-        shadow = WanVAE(self.config).to(self.dtype)
-        shadow.prepare()
-        return shadow
+        return _decoder_bytes(self.config, self.dtype, height, width)
 
     def encode(
         self,
@@ -181,6 +171,28 @@ class WanVAE(nn.Module):
         return pixels.permute(3, 0, 1, 2), DecoderState(
             state.latent_frames + latent_frames, history
         )
+
+
+def _shadow(config: VaeConfig, dtype: torch.dtype) -> WanVAE:
+    """The same network without memory; call it under the meta device."""
+    shadow = WanVAE(config).to(dtype)
+    shadow.prepare()
+    return shadow
+
+
+@cache
+def _encoder_bytes(config: VaeConfig, dtype: torch.dtype, height: int, width: int) -> int:
+    with torch.device("meta"), torch.inference_mode():
+        image = torch.empty(COLOURS, 1, height, width)
+        return _shadow(config, dtype).encode(image, EncoderState.fresh())[1].bytes()
+
+
+@cache
+def _decoder_bytes(config: VaeConfig, dtype: torch.dtype, height: int, width: int) -> int:
+    rows, columns = height // SPATIAL_FACTOR, width // SPATIAL_FACTOR
+    with torch.device("meta"), torch.inference_mode():
+        latents = torch.empty(config.z_dim, 1, rows, columns)
+        return _shadow(config, dtype).decode(latents, DecoderState.fresh())[1].bytes()
 
 
 def _latent_frame_spans(pixel_frames: int, *, started: bool) -> Iterator[tuple[int, int]]:
