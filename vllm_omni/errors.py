@@ -15,7 +15,8 @@
     ├── SessionFailedError                    a chunk raised; its session was closed
     ├── DeviceOutOfMemoryError                a chunk ran out of device memory
     ├── WorkerFailedError                     a worker died or failed; its group is relaunched
-    └── WorkerRestartedError                  the session's worker group was relaunched
+    ├── WorkerRestartedError                  the session's worker group was relaunched
+    └── InternalError                         a bug of this package
 
 ``code`` is what a client sees in an ``error`` message; ``None`` means the message has no code.
 A message says what was got, what was needed and which setting to change.
@@ -109,3 +110,13 @@ class WorkerRestartedError(OmniError):
     """The worker group of the session was relaunched; its state is lost."""
 
     code = "worker_restarted"
+
+
+class InternalError(OmniError):
+    """A bug of this package: one part of it asked another for something impossible.
+
+    No input and no setting causes or mends it. A client gets no code; over HTTP it is status 500.
+    """
+
+    def __str__(self) -> str:
+        return f"internal error: {super().__str__()}"

@@ -12,7 +12,7 @@ from vllm_omni.engine.session import (
     SessionStatus,
     Waiting,
 )
-from vllm_omni.errors import ServerFullError
+from vllm_omni.errors import InternalError, ServerFullError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -215,7 +215,7 @@ def test_max_lead_holds_a_session_back_until_playback_catches_up():
 @pytest.mark.parametrize("target", [SessionStatus.RUNNING, SessionStatus.WAITING])
 def test_illegal_status_changes_are_refused(target: SessionStatus):
     session, _ = make_session("a")
-    with pytest.raises(RuntimeError, match=f"cannot go from waiting to {target}"):
+    with pytest.raises(InternalError, match=f"cannot go from waiting to {target}"):
         session.move_to(target)
 
 
@@ -223,7 +223,7 @@ def test_closed_is_final():
     session, _ = make_session("a")
     session.move_to(SessionStatus.CLOSED)
     for status in SessionStatus:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(InternalError):
             session.move_to(status)
 
 

@@ -12,7 +12,7 @@ from tests.helpers.local_server import CPU_TINY
 from tests.helpers.socket_client import picture_url
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni import Omni
-from vllm_omni.errors import InvalidRequestError, OmniError
+from vllm_omni.errors import InvalidRequestError, OmniError, SessionClosedError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
@@ -105,7 +105,7 @@ def test_anything_later_closes_it(monkeypatch):
     with pytest.raises(OmniError, match="RuntimeError"):
         made.generate(PROMPT, params(), use_tqdm=False)
     monkeypatch.undo()
-    with pytest.raises(InvalidRequestError, match="closed"):
+    with pytest.raises(SessionClosedError, match="closed"):
         made.generate(PROMPT, params(), use_tqdm=False)
     made.close()
 

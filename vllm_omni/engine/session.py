@@ -9,7 +9,7 @@ from enum import StrEnum
 from vllm_omni.diffusion.geometry import pixel_frames_of
 from vllm_omni.diffusion.messages import ChunkResult, LiveCamera, SessionRequest
 from vllm_omni.engine.interactions import ChunkReceipt, InteractionBox
-from vllm_omni.errors import InvalidRequestError, OmniError
+from vllm_omni.errors import InternalError, InvalidRequestError, OmniError
 
 MAX_RESETS = 16
 """Resets of one session that may wait for one chunk boundary."""
@@ -213,10 +213,10 @@ class EngineSession:
         """Change the status.
 
         Raises:
-            RuntimeError: if the change is not a legal one; that is a bug of the engine.
+            InternalError: if the change is not a legal one.
         """
         if status not in _LEGAL[self._status]:
-            raise RuntimeError(
+            raise InternalError(
                 f"session {self.session_id} cannot go from {self._status} to {status}"
             )
         self._status = status

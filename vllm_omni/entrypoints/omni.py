@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequen
 from typing import Literal, overload
 
 from vllm_omni.entrypoints.async_omni import AsyncOmni
-from vllm_omni.errors import InvalidRequestError
+from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
@@ -81,6 +81,7 @@ class Omni:
 
         Raises:
             InvalidRequestError: before any model work; the engine stays usable.
+            SessionClosedError: if this object is closed.
             OmniError: anything later closes the engine.
         """
         requests = _paired(prompts, sampling_params_list)
@@ -122,7 +123,7 @@ class Omni:
     ) -> Iterator[OmniRequestOutput]:
         loop = self._loop
         if loop is None:
-            raise InvalidRequestError("this Omni is closed; make a new one")
+            raise SessionClosedError("this Omni is closed; make a new one")
         reader = _Reader(self._omni.generate(prompt, params))
         try:
             while output := asyncio.run_coroutine_threadsafe(reader.next(), loop).result():

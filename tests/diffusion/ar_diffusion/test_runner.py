@@ -16,7 +16,7 @@ from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
 from vllm_omni.errors import (
     DeviceOutOfMemoryError,
-    InvalidRequestError,
+    InternalError,
     OutOfKVMemoryError,
     SessionClosedError,
     SessionFailedError,
@@ -204,7 +204,7 @@ def test_a_client_that_fails_to_take_a_chunk_loses_its_session(worker):
 def test_ids_are_unique_and_closing_is_idempotent(worker):
     runner = ChunkRunner(worker.pipeline, worker.platform)
     runner.open("a", keys_request(2))
-    with pytest.raises(InvalidRequestError, match="session a is already open"):
+    with pytest.raises(InternalError, match="session a is already open"):
         runner.open("a", keys_request(2))
     runner.close("a")
     runner.close("a")

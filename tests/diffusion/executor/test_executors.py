@@ -18,7 +18,7 @@ from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.errors import (
     CheckpointError,
     DeviceOutOfMemoryError,
-    InvalidRequestError,
+    InternalError,
     OutOfKVMemoryError,
     SessionClosedError,
     SessionFailedError,
@@ -105,7 +105,7 @@ def test_refusals_leave_the_open_session_alone(executor, reference):
     request = small_request(num_chunks=3)
     executor.open_session("a", request)
     made = make_chunks(executor, "a", range(1))
-    with pytest.raises(InvalidRequestError, match="already open"):
+    with pytest.raises(InternalError, match="already open"):
         executor.open_session("a", request)
     with pytest.raises(OutOfKVMemoryError, match="KV pages"):
         executor.open_session("b", request)

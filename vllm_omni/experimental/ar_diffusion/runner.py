@@ -12,7 +12,7 @@ from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult, ChunkTimings, S
 from vllm_omni.diffusion.models.interface import LiveSession, RealtimePipeline
 from vllm_omni.errors import (
     DeviceOutOfMemoryError,
-    InvalidRequestError,
+    InternalError,
     OmniError,
     SessionClosedError,
     SessionFailedError,
@@ -44,14 +44,14 @@ class ChunkRunner:
         """Open a session.
 
         Raises:
-            InvalidRequestError: if the id is taken.
+            InternalError: if the id is taken.
             OutOfKVMemoryError: if its window does not fit.
             DeviceOutOfMemoryError: if memory ran out.
             SessionFailedError: if opening raised anything else.
             WorkerFailedError: if that left the device unusable.
         """
         if session_id in self._sessions:
-            raise InvalidRequestError(f"session {session_id} is already open")
+            raise InternalError(f"session {session_id} is already open")
         with self._closing(session_id, f"opening session {session_id}"):
             self._sessions[session_id] = self._pipeline.open_session(session_id, request)
 
@@ -101,8 +101,10 @@ class ChunkRunner:
             self.close(session_id)
             traceback.clear_frames(error.__traceback__)
             raise DeviceOutOfMemoryError(f"{step} ran out of device memory: {error}") from error
-        except OmniError:
+        except OmniError as error:
             self.close(session_id)
+            if isinstance(error, InternalError):
+                logger.exception("%s failed", step)
             raise
         except Exception as error:
             self.close(session_id)
