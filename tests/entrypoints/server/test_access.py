@@ -1,5 +1,7 @@
 """Who may talk to the server: API keys and the origin of pages, over HTTP and WebSocket."""
 
+import base64
+
 import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
@@ -26,10 +28,12 @@ def keyed_server():
         yield running
 
 
-async def status_of_socket(url: str, **headers: str) -> int:
+async def status_of_socket(url: str, subprotocols: list[str] | None = None, **headers: str) -> int:
     """101 for an accepted socket, else the status of the refusal."""
     try:
-        async with socket_client(url, additional_headers=headers) as client:
+        async with socket_client(
+            url, additional_headers=headers, subprotocols=subprotocols
+        ) as client:
             await client.say(start_message())
             await client.expect("video.start")
             return 101
@@ -59,6 +63,35 @@ class TestKeys:
         if "\xff" not in str(headers):
             assert await status_of_socket(keyed_server.url, **headers) == 403
         assert keyed_server.engine.num_sessions == 0
+
+    @pytest.mark.parametrize("key", ["first-key", "clé / 鍵", "k" * 200])
+    async def test_a_browser_gives_its_key_as_a_subprotocol(self, key):
+        encoded = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+        with local_server(config=ServerConfig((MODEL,), api_keys=("other", key))) as server:
+            offered = ["vllm-omni", f"bearer.{encoded}"]
+            async with socket_client(server.url, subprotocols=offered) as client:
+                # Chosen, or the browser would give up; and never the key.
+                assert client.socket.subprotocol == "vllm-omni"
+                await client.say(start_message())
+                await client.expect("video.start")
+
+    @pytest.mark.parametrize(
+        "offered",
+        [["vllm-omni"], ["vllm-omni", "bearer.d3Jvbmc"], ["vllm-omni", "bearer.a"],
+         ["vllm-omni", "bearer."], ["vllm-omni", "first-key"], ["vllm-omni", "bearer.first-key"]],
+        ids=str,
+    )  # fmt: skip
+    async def test_no_other_subprotocol_does(self, keyed_server, offered):
+        assert await status_of_socket(keyed_server.url, subprotocols=offered) == 403
+
+    async def test_a_subprotocol_is_no_key_of_a_request(self, keyed_server):
+        headers = {"Sec-WebSocket-Protocol": "vllm-omni, bearer.Zmlyc3Qta2V5"}
+        answer = httpx.get(f"{keyed_server.address}/v1/models", headers=headers)
+        assert answer.status_code == 401
+
+    async def test_an_unknown_subprotocol_is_not_chosen(self, open_server):
+        async with socket_client(open_server.url, subprotocols=["chat"]) as client:
+            assert client.socket.subprotocol is None
 
     @pytest.mark.parametrize(
         "path",

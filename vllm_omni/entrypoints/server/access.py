@@ -1,5 +1,6 @@
 """Who may talk to the server: API keys and the origin of browser sockets."""
 
+import base64
 import hmac
 
 from starlette.datastructures import Headers
@@ -8,6 +9,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vllm_omni.config.server import ServerConfig
 
+SUBPROTOCOL = "vllm-omni"
+"""What a socket's client offers beside its key, so that the server need not say a key back."""
+_KEY_PREFIX = "bearer."
 _POLICY_VIOLATION = 1008
 _READING_METHODS = {"GET", "HEAD", "OPTIONS"}
 
@@ -15,9 +19,11 @@ _READING_METHODS = {"GET", "HEAD", "OPTIONS"}
 class AccessControl:
     """ASGI middleware in front of every route.
 
-    Paths under ``/v1`` need a key where keys are configured. A WebSocket that a browser opens and
-    a request that changes something name the page's origin, which must be this server's own or
-    an allowed one: a browser sends both for any page, whether or not it lets it read the answer.
+    Paths under ``/v1`` need a key where keys are configured: in the ``Authorization`` header, or,
+    since a browser cannot send that one with a WebSocket, as the subprotocol ``bearer.`` and the
+    base64url of the key. A WebSocket that a browser opens and a request that changes something
+    name the page's origin, which must be this server's own or an allowed one: a browser sends
+    both for any page, whether or not it lets it read the answer.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
@@ -31,7 +37,7 @@ class AccessControl:
             return
         headers = Headers(scope=scope)
         refusal = None
-        if scope["path"].startswith("/v1") and not self._has_key(headers):
+        if scope["path"].startswith("/v1") and not self._has_key(scope, headers):
             refusal = (401, "a valid API key is required: Authorization: Bearer KEY")
         elif _changes_something(scope) and not self._origin_allowed(headers):
             refusal = (403, "this page's origin is not allowed (--allowed-origins)")
@@ -45,12 +51,14 @@ class AccessControl:
             status, message = refusal
             await JSONResponse({"error": {"message": message}}, status)(scope, receive, send)
 
-    def _has_key(self, headers: Headers) -> bool:
+    def _has_key(self, scope: Scope, headers: Headers) -> bool:
         if not self._config.api_keys:
             return True
-        given = headers.get("authorization", "").removeprefix("Bearer ")
+        given = [headers.get("authorization", "").removeprefix("Bearer ").encode()]
+        if scope["type"] == "websocket":
+            given += _keys_of_subprotocols(scope["subprotocols"])
         return any(
-            hmac.compare_digest(given.encode(), key.encode()) for key in self._config.api_keys
+            hmac.compare_digest(one, key.encode()) for one in given for key in self._config.api_keys
         )
 
     def _origin_allowed(self, headers: Headers) -> bool:
@@ -60,6 +68,22 @@ class AccessControl:
         if origin in self._config.allowed_origins:
             return True
         return origin.partition("://")[2] == headers.get("host")
+
+
+def chosen_subprotocol(offered: list[str]) -> str | None:
+    """What to answer to a client's subprotocols; a browser closes a socket that chose none."""
+    return SUBPROTOCOL if SUBPROTOCOL in offered else None
+
+
+def _keys_of_subprotocols(offered: list[str]) -> list[bytes]:
+    encoded = [name.removeprefix(_KEY_PREFIX) for name in offered if name.startswith(_KEY_PREFIX)]
+    keys = []
+    for text in encoded:
+        try:
+            keys.append(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        except ValueError:
+            continue
+    return keys
 
 
 def _changes_something(scope: Scope) -> bool:

@@ -18,7 +18,7 @@ from vllm_omni import __version__
 from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.engine_client import EngineClient
-from vllm_omni.entrypoints.server.access import AccessControl
+from vllm_omni.entrypoints.server.access import AccessControl, chosen_subprotocol
 from vllm_omni.entrypoints.server.channel import SocketChannel
 from vllm_omni.entrypoints.server.http_errors import answer_fault
 from vllm_omni.entrypoints.server.image_source import ImageSource
@@ -70,7 +70,7 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
 
     @app.websocket(SOCKET_PATH)
     async def realtime_video(socket: WebSocket) -> None:
-        await socket.accept()
+        await socket.accept(chosen_subprotocol(socket.scope["subprotocols"]))
         task = asyncio.current_task()
         assert task is not None, "a handler runs in a task"
         state.sockets.add(task)
