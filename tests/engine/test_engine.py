@@ -8,9 +8,9 @@ import pytest
 
 from tests.helpers.engine_bench import Bench, chunk_indices, wait_until
 from tests.helpers.fake_executor import FakeExecutor, make_request
-from vllm_omni.engine.camera_pose import CameraVelocity
+from vllm_omni.diffusion.camera_motion import CameraVelocity
 from vllm_omni.engine.engine import Engine
-from vllm_omni.engine.interactions import Interaction
+from vllm_omni.engine.interactions import ControlEvent
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.session import (
     ChunkReady,
@@ -153,7 +153,7 @@ def test_reset_restarts_with_the_current_prompt(bench: Bench):
     executor = bench.executors[0]
     reader = bench.open(num_chunks=None)
     reader.until(ChunkReady)
-    bench.engine.submit(reader.session_id, Interaction("p", prompt="night"))
+    bench.engine.submit(reader.session_id, ControlEvent("p", prompt="night"))
     executor.gate.clear()
     bench.engine.reset(reader.session_id, lambda request: replace(request, seed=7))
     executor.gate.set()
@@ -168,7 +168,7 @@ def test_reset_restarts_with_the_current_prompt(bench: Bench):
 
 def test_events_for_unknown_sessions_create_nothing(bench: Bench):
     with pytest.raises(SessionClosedError):
-        bench.engine.submit("nobody", Interaction("e", camera=FORWARD))
+        bench.engine.submit("nobody", ControlEvent("e", camera=FORWARD))
     with pytest.raises(SessionClosedError):
         bench.engine.reset("nobody", lambda request: request)
     bench.engine.stop("nobody")
@@ -182,7 +182,7 @@ def test_a_control_shows_in_the_next_chunk_that_starts_after_it(bench: Bench):
         reader.until(ChunkReady)
         executor.gate.clear()
         planned = len(executor.plans)
-        bench.engine.submit(reader.session_id, Interaction(f"e{index}", camera=FORWARD))
+        bench.engine.submit(reader.session_id, ControlEvent(f"e{index}", camera=FORWARD))
         executor.gate.set()
         seen = []
         while f"e{index}" not in seen:

@@ -9,20 +9,16 @@ import torch
 from tests.golden.archive import Archive, first_fact
 from tests.golden.report import Made, Skipped
 from tests.helpers.golden import GoldenSet
+from vllm_omni.diffusion.camera_motion import integrate_keys, normalise_keys, quaternion_of
 from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, VideoGeometry
-from vllm_omni.diffusion.models.lingbot_world.actions import (
-    integrate_camera_actions,
-    normalise_keys,
-    reference_intrinsics,
-)
 from vllm_omni.diffusion.models.lingbot_world.camera import (
     build_plucker_embedding,
     fold_camera,
     framewise_deltas,
+    reference_intrinsics,
 )
 from vllm_omni.diffusion.models.lingbot_world.camera_track import RayView
 from vllm_omni.diffusion.models.lingbot_world.resample import interpolate_camera_trajectory
-from vllm_omni.diffusion.rotation import quaternion_of
 
 _KEYS_PER_CHUNK = 3
 _DEFAULT_PATH = "interp.45_to_12"
@@ -121,7 +117,7 @@ def _key_frames(golden: GoldenSet, which: str, count: int) -> list[frozenset[str
 
 def _actions(golden: GoldenSet, name: str, match: re.Match) -> torch.Tensor:
     frames = _key_frames(golden, match[1], len(golden.arrays[name]))
-    return torch.from_numpy(integrate_camera_actions(frames, np.eye(4), 0.0)[0])
+    return torch.from_numpy(integrate_keys(frames, np.eye(4), 0.0)[0])
 
 
 def _pitch_per_chunk(golden: GoldenSet, name: str, match: re.Match) -> torch.Tensor:
@@ -129,9 +125,7 @@ def _pitch_per_chunk(golden: GoldenSet, name: str, match: re.Match) -> torch.Ten
     frames = _key_frames(golden, match[1], 0)
     pose, pitch, made = np.eye(4), 0.0, []
     for first in range(0, len(frames), _KEYS_PER_CHUNK):
-        poses, pitch = integrate_camera_actions(
-            frames[first : first + _KEYS_PER_CHUNK], pose, pitch
-        )
+        poses, pitch = integrate_keys(frames[first : first + _KEYS_PER_CHUNK], pose, pitch)
         pose = poses[-1]
         made.append(pitch)
     return torch.tensor(made, dtype=torch.float64)

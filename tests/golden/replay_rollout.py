@@ -13,6 +13,7 @@ import torch
 from tests.golden.archive import Archive, first_fact
 from tests.golden.report import Made, Skipped
 from tests.helpers.golden import GoldenSet
+from vllm_omni.diffusion.camera_motion import normalise_keys
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.geometry import (
     LATENT_FRAMES_PER_CHUNK,
@@ -29,7 +30,6 @@ from vllm_omni.diffusion.messages import (
     ScriptedKeys,
     SessionRequest,
 )
-from vllm_omni.diffusion.models.lingbot_world.actions import normalise_keys
 from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_track
 from vllm_omni.diffusion.models.lingbot_world.chunk import draw_noise
 from vllm_omni.diffusion.models.lingbot_world.image import load_image

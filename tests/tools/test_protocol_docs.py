@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.requests import parse
-from vllm_omni.diffusion.models.lingbot_world.actions import MOVE_STEP
-from vllm_omni.engine.camera_pose import (
-    CameraEvent,
-    CameraMotion,
-    CameraPoseSession,
-    parse_camera_payload,
-)
-from vllm_omni.engine.interactions import Interaction, InteractionBox
-from vllm_omni.entrypoints.interactions import parse_interaction
+from vllm_omni.diffusion.camera_motion import MOVE_STEP, CameraMotion
+from vllm_omni.engine.interactions import ControlEvent, InteractionBox, SteeredCamera
+from vllm_omni.entrypoints.interactions import parse_camera_payload, parse_interaction
 from vllm_omni.entrypoints.server import protocol
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.entrypoints.server.media import ChunkEncoder
@@ -62,11 +56,10 @@ def walking_payloads() -> dict[str, dict]:
 
 def poses_after(*motions: CameraMotion) -> list[np.ndarray]:
     """Last pose of one chunk for each motion."""
-    state, poses = CameraPoseSession.fresh(), []
+    camera, poses = SteeredCamera(), []
     for index, motion in enumerate(motions):
-        advance = CameraPoseSession.advance(state, {0: [CameraEvent(f"e{index}", motion)]})
-        state = advance.state
-        poses.append(advance.poses[-1])
+        moved, _ = camera.advance({0: [ControlEvent(f"e{index}", camera=motion)]})
+        poses.append(moved[-1])
     return poses
 
 
@@ -92,12 +85,11 @@ def test_the_steps_of_the_section_on_walking_do_what_it_says():
 
 def test_a_velocity_goes_on_until_it_is_replaced():
     walk = parse_camera_payload(walking_payloads()["walk on"])
-    state = CameraPoseSession.advance(
-        CameraPoseSession.fresh(), {0: [CameraEvent("e", walk)]}
-    ).state
+    camera = SteeredCamera()
+    camera.advance({0: [ControlEvent("e", camera=walk)]})
     for _ in range(4):
-        state = CameraPoseSession.advance(state, {}).state
-    assert state.pose[2, 3] == pytest.approx(5 * 3 * 0.05)
+        camera.advance({})
+    assert camera.pose[2, 3] == pytest.approx(5 * 3 * 0.05)
 
 
 def test_the_steps_are_those_of_the_web_page():
@@ -109,16 +101,16 @@ def test_the_steps_are_those_of_the_web_page():
 
 def test_an_acknowledged_event_id_stays_taken_and_a_refused_one_does_not():
     box = InteractionBox("a", live_camera=True, opened_s=0.0)
-    box.submit(Interaction("e", prompt="b"), 0.0)
-    box.fold(0, 1.0)
+    box.submit(ControlEvent("e", prompt="b"), 0.0)
+    box.plan("s", 0, 1.0)
     box.restart("a")
     with pytest.raises(EventConflictError):
-        box.submit(Interaction("e", prompt="c"), 1.0)
+        box.submit(ControlEvent("e", prompt="c"), 1.0)
     scripted = InteractionBox("a", live_camera=False, opened_s=0.0)
     walk = parse_camera_payload(walking_payloads()["walk on"])
     with pytest.raises(InteractionError):
-        scripted.submit(Interaction("e", camera=walk), 0.0)
-    scripted.submit(Interaction("e", prompt="b"), 0.0)
+        scripted.submit(ControlEvent("e", camera=walk), 0.0)
+    scripted.submit(ControlEvent("e", prompt="b"), 0.0)
 
 
 def test_misspelt_fields_are_ignored_where_the_page_says_so_and_refused_elsewhere():

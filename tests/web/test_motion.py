@@ -11,12 +11,9 @@ from tests.web.browser import (
     visit,
     visit_with,
 )
-from vllm_omni.diffusion.models.lingbot_world.actions import integrate_camera_actions
-from vllm_omni.engine.camera_pose import (
-    CameraEvent,
-    CameraPoseSession,
-    parse_camera_payload,
-)
+from vllm_omni.diffusion.camera_motion import integrate_keys
+from vllm_omni.engine.interactions import ControlEvent, SteeredCamera
+from vllm_omni.entrypoints.interactions import parse_camera_payload
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
@@ -52,7 +49,7 @@ def test_keys_move_the_camera_as_recorded_keys_do(visit, name):
     """Equal up to the six digits on the wire and the pitch steps of 0.001, per latent frame."""
     frames = SEQUENCES[name]
     walked = visit.page.evaluate(WALK, frames)
-    expected, _ = integrate_camera_actions([frozenset(held) for held in frames], np.eye(4), 0.0)
+    expected, _ = integrate_keys([frozenset(held) for held in frames], np.eye(4), 0.0)
     tolerance = 6e-4 * len(frames) ** 0.5
     for step, pose in zip(walked, expected, strict=True):
         assert step["position"] == pytest.approx(pose[:3, 3], abs=tolerance)
@@ -66,22 +63,21 @@ def test_path_of_the_page_is_the_path_of_the_server(visit):
     """The server walks the very payloads; equal up to double rounding."""
     frames = SEQUENCES["level horizon while looking up"]
     walked = visit.page.evaluate(WALK, frames)
-    state = CameraPoseSession.fresh()
+    camera = SteeredCamera()
     for first in range(0, len(frames), 3):
         events = {
             index: [
-                CameraEvent(
+                ControlEvent(
                     str(first + index),
-                    parse_camera_payload(
+                    camera=parse_camera_payload(
                         {"mode": "velocity", "data": walked[first + index]["velocity"]}
                     ),
                 )
             ]
             for index in range(3)
         }
-        advance = CameraPoseSession.advance(state, events)
-        state = advance.state
-        for index, pose in enumerate(advance.poses):
+        poses, _ = camera.advance(events)
+        for index, pose in enumerate(poses):
             # Both renormalise quaternions of six digits, at different places.
             position = walked[first + index]["position"]
             assert position == pytest.approx(pose[:3, 3], abs=1e-6)

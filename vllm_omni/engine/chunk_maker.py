@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
-from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult
-from vllm_omni.engine.interactions import FoldedChunk
+from vllm_omni.diffusion.messages import ChunkResult
+from vllm_omni.engine.interactions import ChunkReceipt
 from vllm_omni.engine.journal import Journal
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.session import ChunkReady, EngineSession, WasReset
@@ -54,16 +53,14 @@ class ChunkMaker:
 
     def _run_chunk(self, session: EngineSession) -> None:
         now = time.monotonic()
-        index = session.chunks_made
-        folded = session.interactions.fold(index * LATENT_FRAMES_PER_CHUNK, now)
-        plan = ChunkPlan(session.session_id, index, poses=folded.poses, prompt=folded.prompt)
+        plan, receipt = session.interactions.plan(session.session_id, session.chunks_made, now)
         timings = self._supervisor.executor.run_chunk(
-            plan, lambda result: self._hand_out(session, result, folded)
+            plan, lambda result: self._hand_out(session, result, receipt)
         )
         self._metrics.chunk_timed(timings)
 
-    def _hand_out(self, session: EngineSession, result: ChunkResult, folded: FoldedChunk) -> None:
+    def _hand_out(self, session: EngineSession, result: ChunkResult, receipt: ChunkReceipt) -> None:
         with self._lock:
             self._journal.chunk_ready(session, result.ready_s)
             session.chunk_made(result.ready_s)
-        session.emit(ChunkReady(result, folded.receipt, last=session.finished))
+        session.emit(ChunkReady(result, receipt, last=session.finished))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from vllm_omni.diffusion.messages import SessionRequest, WorkerReady
 from vllm_omni.engine.chunk_maker import ChunkMaker
-from vllm_omni.engine.interactions import Interaction
+from vllm_omni.engine.interactions import ControlEvent
 from vllm_omni.engine.journal import Journal
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.roster import Roster
@@ -149,7 +149,7 @@ class Engine:
             self._call()
         return session.session_id
 
-    def submit(self, session_id: str, interaction: Interaction) -> None:
+    def submit(self, session_id: str, event: ControlEvent) -> None:
         """Queue a client event for the next chunk boundary of a session.
 
         Raises:
@@ -158,7 +158,7 @@ class Engine:
         """
         with self._lock:
             session = self._roster.session(session_id)
-        session.interactions.submit(interaction, time.monotonic())
+        session.interactions.submit(event, time.monotonic())
 
     def stop(self, session_id: str, cause: StopCause = StopCause.DISCONNECTED) -> None:
         """End a session at its next chunk boundary; one that has ended is no error.

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
+from vllm_omni.diffusion.camera_motion import about_y
+
 INTRINSICS = (500.0, 500.0, 416.0, 240.0)
 """fx, fy, cx, cy of a moderate wide angle, at 832x480 reference pixels."""
 
@@ -25,11 +27,7 @@ def gliding_path(pixel_frames: int, *, swing_radians: float = 0.35) -> Float32[n
     for index in range(pixel_frames):
         share = index / max(pixel_frames - 1, 1)
         yaw = swing_radians * math.sin(2 * math.pi * share) * math.sin(math.pi * share)
-        poses[index, :3, :3] = [
-            [math.cos(yaw), 0, math.sin(yaw)],
-            [0, 1, 0],
-            [-math.sin(yaw), 0, math.cos(yaw)],
-        ]
+        poses[index, :3, :3] = about_y(yaw)
         eased = share * share * (3 - 2 * share)
         poses[index, :3, 3] = [0.3 * math.sin(math.pi * eased), 0, 4 * eased]
     return poses.astype(np.float32)

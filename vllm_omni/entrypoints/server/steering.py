@@ -3,8 +3,8 @@
 from collections import deque
 
 from vllm_omni.engine.engine import Engine
-from vllm_omni.engine.interactions import Interaction
-from vllm_omni.entrypoints.interactions import interaction_of
+from vllm_omni.engine.interactions import ControlEvent
+from vllm_omni.entrypoints.interactions import control_event_of
 from vllm_omni.entrypoints.server.channel import SocketChannel
 from vllm_omni.entrypoints.server.protocol import SessionInteraction, SessionInteractionQueued
 from vllm_omni.errors import InvalidRequestError, OmniError
@@ -21,7 +21,7 @@ class Steering:
         self._engine = engine
         self._request_id = request_id
         self._session_id: str | None = None
-        self._early: deque[Interaction] = deque()
+        self._early: deque[ControlEvent] = deque()
 
     async def begin(self, session_id: str) -> None:
         """Submit what was kept, in order; what comes meanwhile waits behind it."""
@@ -34,28 +34,28 @@ class Steering:
         """Submit an interaction, or keep it while the session's picture is on its way."""
         event_id = message.interaction.event_id
         try:
-            interaction = interaction_of(message)
-            event_id = interaction.event_id
+            event = control_event_of(message)
+            event_id = event.event_id
             if self._session_id is None:
-                self._keep(interaction)
+                self._keep(event)
                 return
         except OmniError as error:
             await self._channel.send_error(error, request_id=self._request_id, event_id=event_id)
             return
-        await self._submit(self._session_id, interaction)
+        await self._submit(self._session_id, event)
 
-    def _keep(self, interaction: Interaction) -> None:
+    def _keep(self, event: ControlEvent) -> None:
         if len(self._early) == MAX_EARLY:
             raise InvalidRequestError(
                 f"the session is being prepared and {MAX_EARLY} events wait for it; try again in "
                 "a moment"
             )
-        self._early.append(interaction)
+        self._early.append(event)
 
-    async def _submit(self, session_id: str, interaction: Interaction) -> None:
-        event_id = interaction.event_id
+    async def _submit(self, session_id: str, event: ControlEvent) -> None:
+        event_id = event.event_id
         try:
-            self._engine.submit(session_id, interaction)
+            self._engine.submit(session_id, event)
         except OmniError as error:
             await self._channel.send_error(error, request_id=self._request_id, event_id=event_id)
             return

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tests.helpers.golden import assert_matches, load_set, requires_golden
+from vllm_omni.diffusion.camera_motion import quaternion_of
 from vllm_omni.diffusion.models.lingbot_world.camera import (
     build_plucker_embedding,
     fold_camera,
     framewise_deltas,
 )
 from vllm_omni.diffusion.models.lingbot_world.resample import interpolate_camera_trajectory
-from vllm_omni.diffusion.rotation import quaternion_of
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.helpers.golden import assert_matches, golden_dir, load_set, requires_golden
+from vllm_omni.diffusion.camera_motion import normalise_keys
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
@@ -14,7 +15,6 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
     SourceImage,
 )
-from vllm_omni.diffusion.models.lingbot_world.actions import normalise_keys
 from vllm_omni.diffusion.models.lingbot_world.camera import build_plucker_embedding, fold_camera
 from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_track
 from vllm_omni.diffusion.models.lingbot_world.resample import interpolate_camera_trajectory

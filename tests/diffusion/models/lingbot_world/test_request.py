@@ -228,7 +228,7 @@ def test_validation_loads_no_torch():
         "from vllm_omni.inputs.data import OmniDiffusionSamplingParams as P\n"
         "prompt = {'prompt': 'a', 'multi_modal_data': {'image': Image.new('RGB', (64, 64))}}\n"
         "request.parse_request(prompt, P(num_frames=9), request.RequestPolicy())\n"
-        "import vllm_omni.engine.camera_pose, vllm_omni.outputs, vllm_omni.model_extras\n"
+        "import vllm_omni.diffusion.camera_motion, vllm_omni.outputs, vllm_omni.model_extras\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

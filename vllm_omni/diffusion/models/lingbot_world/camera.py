@@ -4,13 +4,32 @@ Each latent frame is described by its camera's motion since the frame before: pe
 (the scaled translation) and the viewing direction, six channels, folded 8x8 into 384.
 """
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor
 from torch.nn import functional as F
 
 from vllm_omni.diffusion.geometry import SPATIAL_FACTOR
-from vllm_omni.diffusion.models.lingbot_world.actions import REFERENCE_HEIGHT, REFERENCE_WIDTH
+
+REFERENCE_WIDTH = 832
+REFERENCE_HEIGHT = 480
+"""Intrinsics are given for pictures of this size."""
+FOCAL_PIXELS = 500.0
+"""Focal length of keys and live cameras, at the size of the rollout."""
+
+
+def reference_intrinsics(*, width: int, height: int) -> Float32[np.ndarray, "4"]:
+    """Intrinsics (at reference size) that give ``FOCAL_PIXELS`` and a centred principal point."""
+    return np.array(
+        [
+            FOCAL_PIXELS * REFERENCE_WIDTH / width,
+            FOCAL_PIXELS * REFERENCE_HEIGHT / height,
+            REFERENCE_WIDTH / 2,
+            REFERENCE_HEIGHT / 2,
+        ],
+        dtype=np.float32,
+    )
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from vllm_omni.diffusion.camera_motion import normalise_keys
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, pixel_frames_of
 from vllm_omni.diffusion.messages import CameraSource, LiveCamera, ScriptedKeys
-from vllm_omni.diffusion.models.lingbot_world.actions import normalise_keys
 from vllm_omni.diffusion.models.lingbot_world.fields import shown
 from vllm_omni.diffusion.models.lingbot_world.trajectory import load_recorded_camera
 from vllm_omni.errors import InvalidRequestError

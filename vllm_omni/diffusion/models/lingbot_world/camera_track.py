@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from vllm_omni.diffusion.camera_motion import MOVE_STEP, integrate_keys
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
@@ -19,16 +20,12 @@ from vllm_omni.diffusion.messages import (
     ScriptedKeys,
     SessionRequest,
 )
-from vllm_omni.diffusion.models.lingbot_world.actions import (
-    MOVE_STEP,
-    integrate_camera_actions,
-    reference_intrinsics,
-)
 from vllm_omni.diffusion.models.lingbot_world.camera import (
     build_rays,
     compute_dtype,
     fold_camera,
     framewise_deltas,
+    reference_intrinsics,
 )
 from vllm_omni.diffusion.models.lingbot_world.resample import interpolate_camera_trajectory
 from vllm_omni.errors import InvalidRequestError
@@ -158,7 +155,7 @@ class ScriptedTrack:
                 f"{state.next_chunk_index}"
             )
         frames = self.source.chunks[state.next_chunk_index]
-        poses, pitch_rad = integrate_camera_actions(frames, state.pose, state.pitch_rad)
+        poses, pitch_rad = integrate_keys(frames, state.pose, state.pitch_rad)
         camera = self.view.fold_after_anchor(state.pose, poses, translation_scale=None)
         return camera, CameraState(state.next_chunk_index + 1, poses[-1], pitch_rad)
 

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from vllm_omni.diffusion.rotation import matrix_of, quaternion_of, slerp
+from vllm_omni.diffusion.camera_motion import matrix_of, quaternion_of, slerp
 
 
 def interpolate_camera_trajectory(

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.golden import assert_matches, load_set, requires_golden
-from vllm_omni.diffusion.models.lingbot_world.actions import (
+from vllm_omni.diffusion.camera_motion import (
     ACTION_KEYS,
     MOVE_STEP,
     PITCH_LIMIT_RAD,
     PITCH_STEP_RAD,
     YAW_STEP_RAD,
-    integrate_camera_actions,
+    integrate_keys,
     normalise_keys,
-    reference_intrinsics,
 )
+from vllm_omni.diffusion.models.lingbot_world.camera import reference_intrinsics
 from vllm_omni.errors import InvalidRequestError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
@@ -27,7 +27,7 @@ KEY_SETS = st.frozensets(st.sampled_from(ACTION_KEYS))
 
 
 def walk(*held, pitch=0.0):
-    return integrate_camera_actions([frozenset(keys) for keys in held], np.eye(4), pitch)
+    return integrate_keys([frozenset(keys) for keys in held], np.eye(4), pitch)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,11 @@ def test_a_script_in_one_pass_and_by_chunks_matches_golden(golden):
     """Exact up to one float64 rounding of a norm against golden; bitwise between the two walks."""
     script = golden.manifest["facts"]["actions"]["script"]["script"]
     frames = [normalise_keys(keys) for keys in script]
-    whole, _ = integrate_camera_actions(frames, np.eye(4), 0.0)
+    whole, _ = integrate_keys(frames, np.eye(4), 0.0)
     assert_matches(torch.from_numpy(whole), golden, "actions.script.poses")
     pose, pitch, pitches, parts = np.eye(4), 0.0, [], []
     for first in range(0, len(frames), 3):
-        poses, pitch = integrate_camera_actions(frames[first : first + 3], pose, pitch)
+        poses, pitch = integrate_keys(frames[first : first + 3], pose, pitch)
         pose = poses[-1]
         parts.append(poses)
         pitches.append(pitch)
@@ -100,7 +100,7 @@ def test_pitch_stops_at_84_degrees_and_walking_stays_level():
 @given(st.lists(KEY_SETS, min_size=1, max_size=40))
 def test_poses_stay_rigid_and_pitch_within_its_limit(frames):
     """Exact up to reordering: 40 products of rotations, each rounding to 1e-16."""
-    poses, pitch = integrate_camera_actions(frames, np.eye(4), 0.0)
+    poses, pitch = integrate_keys(frames, np.eye(4), 0.0)
     rotations = poses[:, :3, :3]
     assert np.abs(rotations.transpose(0, 2, 1) @ rotations - np.eye(3)).max() < 1e-13
     assert abs(pitch) <= PITCH_LIMIT_RAD
@@ -110,9 +110,9 @@ def test_poses_stay_rigid_and_pitch_within_its_limit(frames):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(KEY_SETS, max_size=12), st.lists(KEY_SETS, max_size=12))
 def test_integration_in_two_parts_is_bitwise_the_whole(before, after):
-    whole, end_pitch = integrate_camera_actions([*before, *after], np.eye(4), 0.0)
-    first, pitch = integrate_camera_actions(before, np.eye(4), 0.0)
-    second, pitch = integrate_camera_actions(after, first[-1] if before else np.eye(4), pitch)
+    whole, end_pitch = integrate_keys([*before, *after], np.eye(4), 0.0)
+    first, pitch = integrate_keys(before, np.eye(4), 0.0)
+    second, pitch = integrate_keys(after, first[-1] if before else np.eye(4), pitch)
     assert np.array_equal(whole, np.concatenate([first, second]))
     assert pitch == end_pitch
 
