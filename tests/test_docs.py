@@ -30,7 +30,7 @@ PAGES = [
 ]
 HTTP_PAGE = ROOT / "docs" / "reference" / "http_api.md"
 RECIPE = ROOT / "docs" / "recipes" / "lingbot_world_v2.md"
-TOP_FOLDERS = "vllm_omni|benchmarks|examples|tests|docs"
+TOP_FOLDERS = "vllm_omni|benchmarks|examples|tests|docs|docker|deploy"
 PLACEHOLDERS = {"vllm_omni/a/b.py", "tests/a/test_b.py"}
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
