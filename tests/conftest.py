@@ -1,11 +1,17 @@
 """Options and collection rules. Tests import their fixtures, so they also run without this file."""
 
+import os
+
 import pytest
 
 from tests.helpers.fixtures.run_args import RUN_LEVELS, pytest_addoption, run_level
 from tests.helpers.mark import HARDWARE_MARKS, LEVEL_MARKS
 
 __all__ = ["pytest_addoption", "run_level"]
+
+# Intel's library sums a few rows in another order than many unless it is told to be strict; then
+# work that several ranks share out has the bytes of one rank. Read at its first product.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.diffusion.models.lingbot_world.dense_oracle import DenseOracle, visible_history
-from tests.diffusion.models.lingbot_world.model_builders import SMALL_MODEL, weights_of
 from tests.golden.archive import Archive
 from tests.golden.checks import FULL_SETS, LONG_SETS, assert_replayed, rows_of, threads
 from tests.golden.replay import main
 from tests.golden.report import FAIL, INPUT, PASS, compare_arrays
+from tests.helpers.dense_oracle import DenseOracle, visible_history
 from tests.helpers.golden import SUBSET_DIR, golden_dir, requires_golden
+from tests.helpers.model_builders import SMALL_MODEL, weights_of
 from vllm_omni.diffusion.models.lingbot_world.schedule import DmdSchedule
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]

@@ -14,7 +14,7 @@ from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
 
 
-def tiny_config() -> LingBotWorldConfig:
+def tiny_transformer_config() -> LingBotWorldConfig:
     text = files("vllm_omni.data").joinpath("tiny_checkpoint/transformer/config.json").read_text()
     return LingBotWorldConfig.from_dict(json.loads(text))
 
@@ -26,7 +26,7 @@ def tiny_parts(
     tensor_parallel: RankGroup = SINGLE,
 ) -> LayerParts:
     return LayerParts(
-        config=tiny_config(),
+        config=tiny_transformer_config(),
         dtype=dtype,
         linear=linear or PlainLinearMethod(),
         backend=SdpaAttention(),

@@ -4,6 +4,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.tools.tiny_checkpoint import write_tiny_checkpoint
 
 
@@ -16,3 +18,9 @@ def _scratch() -> tempfile.TemporaryDirectory:
 def tiny_checkpoint_dir() -> Path:
     """Directory of a freshly written tiny checkpoint. Treat it as read-only."""
     return write_tiny_checkpoint(Path(_scratch().name) / "tiny-lingbot-world")
+
+
+def tiny_config(executor: str = "inline", **changes: object) -> OmniDiffusionConfig:
+    """Settings of a worker on the tiny checkpoint: eager float32 at 64x96 unless changed."""
+    settings = {"dtype": "float32", "geometry": VideoGeometry(64, 96), **changes}
+    return OmniDiffusionConfig(model=str(tiny_checkpoint_dir()), executor=executor, **settings)

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.helpers.blocks import random_block, tiny_config, tiny_parts
+from tests.helpers.blocks import random_block, tiny_parts, tiny_transformer_config
 from tests.helpers.mark import hardware_test
 from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSignature
 from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
@@ -22,7 +22,7 @@ from vllm_omni.platforms.graphs import (
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion]
 
 CPU = torch.device("cpu")
-TOKENS, DIM = 6, tiny_config().dim
+TOKENS, DIM = 6, tiny_transformer_config().dim
 
 
 def affine(x, y):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.diffusion.models.lingbot_world.dense_oracle import visible_history
+from tests.helpers.dense_oracle import visible_history
 from vllm_omni.errors import ConfigError, OutOfKVMemoryError, SessionClosedError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec, plan_pool
 from vllm_omni.experimental.ar_diffusion.kv_cache.page_pool import PageAllocation, PagePool

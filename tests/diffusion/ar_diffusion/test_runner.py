@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.diffusion.models.lingbot_world.model_builders import (
+from tests.helpers.model_builders import (
     keys_request,
     run_rollout,
     tiny_worker,

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.diffusion.distributed.test_sequence_parallel import tiny_config
-from tests.helpers.tiny import tiny_checkpoint_dir
+from tests.helpers.tiny import tiny_checkpoint_dir, tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.worker.worker import Worker
@@ -72,7 +71,7 @@ def test_shapes_that_do_not_divide(without_weights, degrees, changed, text):
     for old, new in changed.items():
         assert old in file.read_text()
         file.write_text(file.read_text().replace(old, new))
-    config = tiny_config(DiffusionParallelConfig(**degrees), SIZE)
+    config = tiny_config("mp", parallel=DiffusionParallelConfig(**degrees))
     with pytest.raises(UnsupportedParallelismError, match=text):
         Worker(replace(config, model=str(without_weights)))
 
@@ -87,16 +86,18 @@ def test_shapes_that_do_not_divide(without_weights, degrees, changed, text):
     ],
 )
 def test_settings_that_do_not_go_together(without_weights, changes, text):
-    config = tiny_config(DiffusionParallelConfig(), SIZE)
+    config = tiny_config()
     with pytest.raises(ConfigError, match=text):
         Worker(replace(config, model=str(without_weights), **changes))
 
 
 def test_the_fixture_has_no_weights(without_weights):
     with pytest.raises((CheckpointError, OSError)):
-        Worker(replace(tiny_config(DiffusionParallelConfig(), SIZE), model=str(without_weights)))
+        Worker(replace(tiny_config(), model=str(without_weights)))
 
 
 def test_tokens_of_the_configured_size():
     with pytest.raises(UnsupportedParallelismError, match=r"80x48 has 15 tokens .*_degree 2 "):
-        tiny_config(DiffusionParallelConfig(ulysses_degree=2), VideoGeometry(48, 80))
+        tiny_config(
+            "mp", parallel=DiffusionParallelConfig(ulysses_degree=2), geometry=VideoGeometry(48, 80)
+        )

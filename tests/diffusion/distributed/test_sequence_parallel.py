@@ -5,20 +5,16 @@ order.
 """
 
 import functools
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from benchmarks.lingbot_world.roofline_counts import VARIANTS, chunk_exchange, read_model
 from tests.helpers.distributed import run_ranks
 from tests.helpers.rollouts import NUM_CHUNKS, RankRollout, roll
 from tests.helpers.tiny import tiny_checkpoint_dir
-from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
+from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind
@@ -33,29 +29,18 @@ pytestmark = [
 TRIMMED = next(variant for variant in VARIANTS if variant.key == "D")
 
 
-def tiny_config(
-    parallel: DiffusionParallelConfig, size: VideoGeometry, dtype: str = "float32"
-) -> OmniDiffusionConfig:
-    return OmniDiffusionConfig(
-        model=str(tiny_checkpoint_dir()),
-        dtype=dtype,
-        geometry=size,
-        executor="mp",
-        parallel=parallel,
-    )
-
-
 @functools.cache
 def alone(size: VideoGeometry, dtype: str = "float32") -> RankRollout:
     """The rollout of one rank."""
-    return roll(ParallelState(), tiny_config(DiffusionParallelConfig(), size, dtype))
+    return roll(ParallelState(), tiny_config(geometry=size, dtype=dtype))
 
 
 @functools.cache
 def together(tp: int, sp: int, size: VideoGeometry, dtype: str = "float32") -> list[RankRollout]:
     """The rollouts of all ranks of a world."""
     parallel = DiffusionParallelConfig(tensor_parallel_size=tp, ulysses_degree=sp)
-    return run_ranks(roll, tiny_config(parallel, size, dtype), parallel=parallel)
+    config = tiny_config("mp", parallel=parallel, geometry=size, dtype=dtype)
+    return run_ranks(roll, config, parallel=parallel)
 
 
 SMALL, WIDE = VideoGeometry(64, 96), VideoGeometry(96, 160)
@@ -87,7 +72,7 @@ def test_bf16_is_within_the_spread_of_two_attention_orders():
     The spread is measured: the same rollout on one rank, attention summed by the fused kernel
     and by the float32 oracle. Twice the spread is allowed, since either may be off to one side.
     """
-    config = tiny_config(DiffusionParallelConfig(), SMALL, "bfloat16")
+    config = tiny_config(dtype="bfloat16")
     other = roll(ParallelState(), replace(config, attention_backend="reference"))
     expected = alone(SMALL, "bfloat16")
     made = together(1, 4, SMALL, "bfloat16")
@@ -104,77 +89,11 @@ def largest_difference(one: RankRollout, other: RankRollout) -> float:
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
-class ShapeGuard(TorchDispatchMode):
-    """Remembers tensors that hold six modulation rows for each of many tokens."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dim = dim
-        self.tensors = 0
-        self.found: list[tuple[int, ...]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.tensors += 1
-                self._look_at(tuple(leaf.shape))
-        return result
-
-    def _look_at(self, shape: tuple[int, ...]) -> None:
-        modulation = shape[-2:] == (6, self.dim) or shape[-1:] == (6 * self.dim,)
-        if modulation and math.prod(shape) > 3 * 6 * self.dim:
-            self.found.append(shape)
-
-
-@dataclass
-class Collectives:
-    """Calls of torch.distributed on one rank: name to bytes that left the rank."""
-
-    sent: dict[str, list[int]]
-    rollout: RankRollout
-    guarded: int
-    modulation_shapes: list[tuple[int, ...]]
-
-
-def roll_watched(state: ParallelState, config: OmniDiffusionConfig, output: OutputKind):
-    """Two chunks, with every collective and every tensor shape looked at from outside."""
-    sent: dict[str, list[int]] = {}
-    patch = pytest.MonkeyPatch()
-    gather = "all_gather_single" if "all_gather_single" in vars(dist) else "all_gather_into_tensor"
-    size = dist.get_world_size()
-
-    def watch(name, bytes_of):
-        original = vars(dist)[name]
-
-        def call(*args, **kwargs):
-            sent.setdefault(name, []).append(bytes_of(*args))
-            return original(*args, **kwargs)
-
-        patch.setattr(dist, name, call)
-
-    watch("all_to_all_single", lambda _out, part, *_: part.nbytes * (size - 1) // size)
-    watch(gather, lambda _out, part, *_: part.nbytes * (size - 1))
-    watch("all_reduce", lambda tensor, *_: tensor.nbytes)
-    watch("batch_isend_irecv", lambda operations: sum(
-        operation.tensor.nbytes for operation in operations if operation.op is dist.isend
-    ))  # fmt: skip
-    guard = ShapeGuard(dim=64)
-    with guard:
-        rollout = roll(state, config, output, WATCHED_CHUNKS)
-    patch.undo()
-    sent["gather"] = sent.pop(gather, [])
-    return Collectives(sent, rollout, guard.tensors, guard.found)
-
-
-WATCHED_CHUNKS = 2
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_collectives_and_their_bytes_are_the_formula(ranks):
     parallel = DiffusionParallelConfig(ulysses_degree=ranks)
     made = run_ranks(
-        roll_watched, tiny_config(parallel, SMALL), OutputKind.LATENT, parallel=parallel
+        roll_watched, tiny_config("mp", parallel=parallel), OutputKind.LATENT, parallel=parallel
     )
     model = replace(
         read_model(
@@ -205,7 +124,7 @@ def test_collectives_and_their_bytes_are_the_formula(ranks):
 def test_no_tensor_holds_modulation_per_token():
     parallel = DiffusionParallelConfig(ulysses_degree=2)
     watched = run_ranks(
-        roll_watched, tiny_config(parallel, SMALL), OutputKind.LATENT, parallel=parallel
+        roll_watched, tiny_config("mp", parallel=parallel), OutputKind.LATENT, parallel=parallel
     )[0]
     assert watched.guarded > 1000
     assert watched.modulation_shapes == []

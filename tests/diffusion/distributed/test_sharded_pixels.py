@@ -5,13 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.diffusion.distributed.test_sequence_parallel import (
-    WATCHED_CHUNKS,
-    roll_watched,
-    tiny_config,
-)
 from tests.helpers.distributed import run_ranks
 from tests.helpers.rollouts import RankRollout, roll
+from tests.helpers.tiny import tiny_config
+from tests.helpers.watched_rollouts import WATCHED_CHUNKS, roll_watched
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import VideoGeometry
@@ -25,11 +22,15 @@ pytestmark = [
     pytest.mark.cpu,
 ]
 
-ALONE, TWO = DiffusionParallelConfig(), DiffusionParallelConfig(ulysses_degree=2)
-FOUR = DiffusionParallelConfig(ulysses_degree=4)
+TWO, FOUR = (DiffusionParallelConfig(ulysses_degree=ranks) for ranks in (2, 4))
 EVEN, ODD = VideoGeometry(64, 96), VideoGeometry(64, 112)
 """Twelve latent columns on two or four ranks; fourteen on four, of which the last has two."""
 CHUNKS = 4
+
+
+def on_ranks(function, parallel: DiffusionParallelConfig, size: VideoGeometry, *arguments):
+    config = tiny_config("mp", parallel=parallel, geometry=size)
+    return run_ranks(function, config, *arguments, parallel=parallel)
 
 
 def roll_in_modes(state: ParallelState, config, output: OutputKind) -> dict[str, RankRollout]:
@@ -42,10 +43,8 @@ def roll_in_modes(state: ParallelState, config, output: OutputKind) -> dict[str,
 @pytest.mark.parametrize(("parallel", "size"), [(TWO, EVEN), (FOUR, EVEN), (FOUR, ODD)])
 def test_modes_agree_chunk_after_chunk(parallel, size):
     """Bitwise between modes; against one rank bitwise for even shares, else one level apart."""
-    expected = roll(ParallelState(), tiny_config(ALONE, size), OutputKind.UINT8, CHUNKS)
-    made = run_ranks(
-        roll_in_modes, tiny_config(parallel, size), OutputKind.UINT8, parallel=parallel
-    )
+    expected = roll(ParallelState(), tiny_config(geometry=size), OutputKind.UINT8, CHUNKS)
+    made = on_ranks(roll_in_modes, parallel, size, OutputKind.UINT8)
     assert [len(chunk) for chunk in expected.outputs] == [9, 12, 12, 12]
     native = made[0]["native"].outputs
     for mode, rollout in made[0].items():
@@ -62,16 +61,16 @@ def test_modes_agree_chunk_after_chunk(parallel, size):
 )
 def test_float_pixels(parallel, size, tolerance):
     """Bitwise for even shares; odd shares change the width that kernels see: 2e-6."""
-    expected = roll(ParallelState(), tiny_config(ALONE, size), OutputKind.FLOAT, CHUNKS)
-    made = run_ranks(roll, tiny_config(parallel, size), OutputKind.FLOAT, CHUNKS, parallel=parallel)
+    expected = roll(ParallelState(), tiny_config(geometry=size), OutputKind.FLOAT, CHUNKS)
+    made = on_ranks(roll, parallel, size, OutputKind.FLOAT, CHUNKS)
     for chunk, single in zip(made[0].outputs, expected.outputs, strict=True):
         torch.testing.assert_close(chunk, single, rtol=0, atol=tolerance)
 
 
 def test_whole_frames_on_the_root_alone_when_sharding_is_off():
     # Bitwise: nothing of the decode is exchanged.
-    config = replace(tiny_config(TWO, ODD), vae_spatial_sharding=False)
-    expected = roll(ParallelState(), tiny_config(ALONE, ODD), OutputKind.UINT8, CHUNKS)
+    config = replace(tiny_config("mp", parallel=TWO, geometry=ODD), vae_spatial_sharding=False)
+    expected = roll(ParallelState(), tiny_config(geometry=ODD), OutputKind.UINT8, CHUNKS)
     made = run_ranks(roll_watched, config, OutputKind.UINT8, parallel=TWO)
     for chunk, single in zip(made[0].rollout.outputs, expected.outputs, strict=False):
         assert torch.equal(chunk, single)
@@ -84,7 +83,7 @@ def test_whole_frames_on_the_root_alone_when_sharding_is_off():
 
 
 def config_of_even_size():
-    return replace(tiny_config(TWO, EVEN), vae_spatial_sharding=False)
+    return replace(tiny_config("mp", parallel=TWO, geometry=EVEN), vae_spatial_sharding=False)
 
 
 def decoder_states(state: ParallelState, config) -> tuple[bool, int, int]:
@@ -103,8 +102,8 @@ def decoder_states(state: ParallelState, config) -> tuple[bool, int, int]:
 
 def test_only_the_roots_group_decodes():
     parallel = DiffusionParallelConfig(tensor_parallel_size=2, ulysses_degree=2)
-    whole = decoder_states(ParallelState(), tiny_config(ALONE, EVEN))
-    made = run_ranks(decoder_states, tiny_config(parallel, EVEN), parallel=parallel)
+    whole = decoder_states(ParallelState(), tiny_config(geometry=EVEN))
+    made = on_ranks(decoder_states, parallel, EVEN)
     # Ranks 0 and 2 share the root's replica of the tokens, 1 and 3 the other.
     assert [decodes for decodes, _, _ in made] == [True, False, True, False]
     for _, held, counted in (whole, *made):
@@ -113,8 +112,8 @@ def test_only_the_roots_group_decodes():
 
 
 def test_exchanges_of_the_decode_are_counted_apart():
-    made = run_ranks(roll_watched, tiny_config(TWO, EVEN), OutputKind.UINT8, parallel=TWO)
-    latents = run_ranks(roll_watched, tiny_config(TWO, EVEN), OutputKind.LATENT, parallel=TWO)
+    made = on_ranks(roll_watched, TWO, EVEN, OutputKind.UINT8)
+    latents = on_ranks(roll_watched, TWO, EVEN, OutputKind.LATENT)
     for with_pixels, without in zip(made, latents, strict=True):
         assert with_pixels.rollout.traffic.total.calls == without.rollout.traffic.total.calls
         assert with_pixels.sent["all_to_all_single"] == without.sent["all_to_all_single"]

@@ -8,8 +8,7 @@ import pytest
 
 from tests.helpers.faults import faulty_main, install_faults
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
-from tests.helpers.tiny import tiny_checkpoint_dir
-from vllm_omni.diffusion.data import OmniDiffusionConfig
+from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry, chunk_pixel_frames
@@ -28,11 +27,6 @@ from vllm_omni.errors import (
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
 SIZE = VideoGeometry(64, 96)
-
-
-def tiny_config(kind: str, **changes) -> OmniDiffusionConfig:
-    defaults = {"dtype": "float32", "geometry": SIZE, "executor": kind, "max_num_seqs": 1}
-    return OmniDiffusionConfig(model=str(tiny_checkpoint_dir()), **defaults | changes)
 
 
 @pytest.fixture(scope="module", params=["inline", "mp"])

@@ -14,9 +14,9 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.diffusion.executor.test_executors import tiny_config
 from tests.helpers.faults import disagreeing_main, faulty_main, refusing_main, telling_main
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
+from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor import multiprocess
 from vllm_omni.diffusion.executor.multiprocess import ChunkLimit, MultiprocExecutor
@@ -287,11 +287,12 @@ def test_a_shutdown_of_a_start_that_waits_for_the_model_is_prompt():
 
 ORPHANS = """
 import sys, time
-from tests.diffusion.executor.test_multiprocess import orphan_config
+from tests.helpers.tiny import tiny_config
+from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 
 if __name__ == "__main__":
-    made = MultiprocExecutor(orphan_config())
+    made = MultiprocExecutor(tiny_config("mp", parallel=DiffusionParallelConfig(ulysses_degree=2)))
     made.start()
     print(made.group.rendezvous, *made.group.process_ids, flush=True)
     {ending}
@@ -312,10 +313,6 @@ if __name__ == "__main__":
     made.shutdown()
     print("torch" in sys.modules)
 """
-
-
-def orphan_config():
-    return tiny_config("mp", parallel=TWO_RANKS)
 
 
 @pytest.mark.parametrize("ending", ["time.sleep(600)", "sys.exit(3)", "raise SystemError"])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.diffusion.executor.test_executors import tiny_config
 from tests.helpers.rollouts import PROMPTS
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
+from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor

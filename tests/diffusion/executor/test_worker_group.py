@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import psutil
 import pytest
 
-from tests.diffusion.executor.test_executors import tiny_config
+from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.worker.commands import Done, ReportPeak, WorkerTask

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.diffusion.models.lingbot_world.model_builders import (
+from tests.helpers.model_builders import (
     CPU,
     SMALL_MODEL,
     ModelRollout,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.diffusion.models.lingbot_world.model_builders import SMALL, tiny_config, tiny_worker
+from tests.helpers.model_builders import SMALL, small_config, tiny_worker
 from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.worker.memory import DEFAULT_GEOMETRY, plan_kv_pool
 from vllm_omni.errors import OutOfKVMemoryError
@@ -38,20 +38,20 @@ def plan(config, free_bytes=PLENTY, platform=None):
 
 
 def test_the_cpu_takes_what_its_sessions_need():
-    config = tiny_config(max_num_seqs=3)
+    config = small_config(max_num_seqs=3)
     pages = tiny_worker().pipeline.kv_cache_spec().window_pages(SMALL.tokens_per_frame)
     budget = plan(config)
     assert (budget.sessions, budget.num_pages) == (3, 3 * pages)
 
 
 def test_an_accelerator_takes_its_share():
-    config = tiny_config(max_num_seqs=8, kv_cache=KVCacheConfig(gpu_memory_fraction=0.5))
+    config = small_config(max_num_seqs=8, kv_cache=KVCacheConfig(gpu_memory_fraction=0.5))
     budget = plan(config, 6 * session_bytes() + workspace_bytes() + 10, SharingPlatform())
     assert budget.sessions == 3
 
 
 def test_a_share_too_small_is_raised_and_said(caplog):
-    config = tiny_config(kv_cache=KVCacheConfig(gpu_memory_fraction=0.01))
+    config = small_config(kv_cache=KVCacheConfig(gpu_memory_fraction=0.01))
     with caplog.at_level(logging.WARNING, "vllm_omni"):
         budget = plan(config, 2 * session_bytes() + workspace_bytes(), SharingPlatform())
     assert (budget.sessions, budget.raised) == (1, True)
@@ -60,17 +60,17 @@ def test_a_share_too_small_is_raised_and_said(caplog):
 
 def test_fewer_sessions_than_asked_for_are_said(caplog):
     with caplog.at_level(logging.WARNING, "vllm_omni"):
-        budget = plan(tiny_config(max_num_seqs=9), 2 * session_bytes() + workspace_bytes() + 1)
+        budget = plan(small_config(max_num_seqs=9), 2 * session_bytes() + workspace_bytes() + 1)
     assert budget.sessions == 2
     assert "max_num_seqs is 9 but memory admits 2 sessions at 48x32" in caplog.text
 
 
 def test_no_room_for_one_session_is_an_error_with_numbers():
     with pytest.raises(OutOfKVMemoryError, match="1000 bytes are free; lower the size"):
-        plan(tiny_config(), 1000)
+        plan(small_config(), 1000)
 
 
 def test_without_a_size_the_default_one_is_planned_for():
-    config = replace(tiny_config(max_num_seqs=1), geometry=None)
+    config = replace(small_config(max_num_seqs=1), geometry=None)
     spec = tiny_worker().pipeline.kv_cache_spec()
     assert plan(config).num_pages == spec.window_pages(DEFAULT_GEOMETRY.tokens_per_frame)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.blocks import random_block, tiny_config, tiny_parts
+from tests.helpers.blocks import random_block, tiny_parts, tiny_transformer_config
 from tests.helpers.sessions import make_chunks, small_request
 from tests.helpers.tiny import tiny_checkpoint_dir
 from tests.npu_sim import simulation
@@ -33,7 +33,7 @@ __all__ = ["deferred", "device", "order", "platform"]
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.npu]
 
 DEVICE = torch.device("npu", 0)
-TOKENS, DIM = 6, tiny_config().dim
+TOKENS, DIM = 6, tiny_transformer_config().dim
 CHUNKS = 4
 PROMPTS = {2: PromptStep("a frozen lake", 1.0)}
 RECIPE = Path(__file__).resolve().parents[3] / "docs" / "recipes" / "lingbot_world_v2_npu.md"

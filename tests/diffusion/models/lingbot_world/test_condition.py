@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.diffusion.models.lingbot_world.vae.builders import tiny_vae
 from tests.helpers.golden import assert_matches, golden_dir, load_set, requires_golden
+from tests.helpers.vae_builders import tiny_vae
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import SourceImage
 from vllm_omni.diffusion.models.lingbot_world.condition import (

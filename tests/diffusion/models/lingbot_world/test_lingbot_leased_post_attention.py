@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 
-from tests.helpers.blocks import random_block, tiny_config, tiny_parts
+from tests.helpers.blocks import random_block, tiny_parts, tiny_transformer_config
 from tests.helpers.fake_graphs import FakeRuntime, FakeStream
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
@@ -29,7 +29,7 @@ from vllm_omni.platforms.int8 import ReferenceInt8Ops
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
-TOKENS, DIM = 6, tiny_config().dim
+TOKENS, DIM = 6, tiny_transformer_config().dim
 CPU = torch.device("cpu")
 SIZE = LeaseSignature(tokens=TOKENS, dim=DIM, gate_rows=1, device=CPU)
 SIDE, OTHER = FakeStream("side"), FakeStream("other")

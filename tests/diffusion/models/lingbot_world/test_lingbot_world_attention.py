@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.diffusion.models.lingbot_world.model_builders import (
+from tests.helpers.model_builders import (
     SMALL_MODEL,
     TEXT_TOKENS,
     ModelRollout,

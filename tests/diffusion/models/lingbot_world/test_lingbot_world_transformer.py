@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.diffusion.models.lingbot_world.dense_oracle import DenseOracle, visible_history
-from tests.diffusion.models.lingbot_world.model_builders import (
+from tests.helpers.dense_oracle import DenseOracle, visible_history
+from tests.helpers.golden import golden_dir, requires_golden
+from tests.helpers.model_builders import (
     SMALL,
     SMALL_MODEL,
     ModelRollout,
@@ -21,7 +22,6 @@ from tests.diffusion.models.lingbot_world.model_builders import (
     weights_of,
     windowed,
 )
-from tests.helpers.golden import golden_dir, requires_golden
 from vllm_omni.diffusion.attention.registry import create_attention_backend
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.diffusion.models.lingbot_world.model_builders import (
+from tests.helpers.model_builders import (
     SMALL,
     keys_request,
     run_rollout,
-    tiny_config,
+    small_config,
     tiny_worker,
 )
 from vllm_omni.diffusion.data import KVCacheConfig
@@ -250,7 +250,7 @@ def test_a_closed_session_refuses_everything(worker):
 def test_reusing_the_last_probe_changes_later_chunks_only():
     """Lossy by choice: chunk 0 is bitwise the same, later ones see noisier keys."""
     usual = run_rollout(tiny_worker(), keys_request(3, output=OutputKind.LATENT))
-    worker = Worker(tiny_config(reuse_last_step_kv=True))
+    worker = Worker(small_config(reuse_last_step_kv=True))
     reused = run_rollout(worker, keys_request(3, output=OutputKind.LATENT))
     assert np.array_equal(usual[0], reused[0])
     for chunk in (1, 2):
@@ -261,7 +261,7 @@ def test_bfloat16_follows_float32():
     """Lossy: the same world within the rounding of 8 bits, over one chunk."""
     exact = run_rollout(tiny_worker(), keys_request(1, output=OutputKind.LATENT))[0]
     rounded = run_rollout(
-        Worker(tiny_config(dtype="bfloat16")), keys_request(1, output=OutputKind.LATENT)
+        Worker(small_config(dtype="bfloat16")), keys_request(1, output=OutputKind.LATENT)
     )[0]
     assert rounded.dtype == np.float32
     error = np.abs(rounded - exact)
@@ -272,7 +272,7 @@ def test_bfloat16_follows_float32():
 
 
 def test_the_deploy_window_replaces_the_checkpoints():
-    worker = Worker(tiny_config(kv_cache=KVCacheConfig(window_chunks=5, sink_chunks=4)))
+    worker = Worker(small_config(kv_cache=KVCacheConfig(window_chunks=5, sink_chunks=4)))
     spec = worker.pipeline.kv_cache_spec()
     assert (spec.window_frames, spec.sink_frames) == (9, 4)
     usual = run_rollout(tiny_worker(), keys_request(4))
@@ -284,7 +284,7 @@ def test_the_deploy_window_replaces_the_checkpoints():
 @pytest.mark.parametrize("page_tokens", [1, 7, 128])
 def test_page_size_changes_no_bit(page_tokens):
     """Bitwise."""
-    worker = Worker(tiny_config(kv_cache=KVCacheConfig(page_tokens=page_tokens)))
+    worker = Worker(small_config(kv_cache=KVCacheConfig(page_tokens=page_tokens)))
     assert same(run_rollout(worker, keys_request(4)), run_rollout(tiny_worker(), keys_request(4)))
 
 
@@ -354,4 +354,4 @@ def test_noise_of_a_device_that_is_not_there_is_refused_by_name(worker):
 
 def test_a_model_that_is_not_there_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"no .*/model_index\.json"):
-        Worker(replace(tiny_config(), model=str(tmp_path)))
+        Worker(replace(small_config(), model=str(tmp_path)))

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from tests.diffusion.models.lingbot_world.model_builders import keys_request, tiny_worker
+from tests.helpers.model_builders import keys_request, tiny_worker
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tests.diffusion.models.lingbot_world.vae.builders import tiny_fields
+from tests.helpers.vae_builders import tiny_fields
 from vllm_omni.diffusion.models.lingbot_world.vae import VaeConfig
 from vllm_omni.errors import CheckpointError
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from tests.diffusion.models.lingbot_world.vae.builders import random_latents, tiny_vae
+from tests.helpers.vae_builders import random_latents, tiny_vae
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
 from vllm_omni.diffusion.models.lingbot_world.vae import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard, GroupExchange

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.diffusion.models.lingbot_world.vae.builders import (
+from tests.helpers.golden import golden_dir, requires_golden
+from tests.helpers.vae_builders import (
     decode_in_calls,
     encode_in_calls,
     random_latents,
@@ -16,7 +17,6 @@ from tests.diffusion.models.lingbot_world.vae.builders import (
     tiny_fields,
     tiny_vae,
 )
-from tests.helpers.golden import golden_dir, requires_golden
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.models.lingbot_world.vae import (
     DecoderState,

@@ -9,7 +9,8 @@ import time
 import pytest
 import torch
 
-from tests.diffusion.models.lingbot_world.vae.builders import (
+from tests.helpers.golden import assert_matches, load_set, requires_golden
+from tests.helpers.vae_builders import (
     decode_in_calls,
     encode_in_calls,
     random_latents,
@@ -18,7 +19,6 @@ from tests.diffusion.models.lingbot_world.vae.builders import (
     tiny_oracle,
     tiny_vae,
 )
-from tests.helpers.golden import assert_matches, load_set, requires_golden
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
 from vllm_omni.diffusion.models.lingbot_world.vae import DecoderState, EncoderState, WanVAE
 

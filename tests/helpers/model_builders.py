@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from tests.helpers.tiny import tiny_checkpoint_dir
+from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.attention.backend import AttentionBackend
 from vllm_omni.diffusion.attention.registry import create_attention_backend
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -213,15 +213,15 @@ def keys_request(
     )
 
 
-def tiny_config(**changes: object) -> OmniDiffusionConfig:
-    settings = {"dtype": "float32", "geometry": SMALL, "max_num_seqs": 2, **changes}
-    return OmniDiffusionConfig(model=str(tiny_checkpoint_dir()), **settings)
+def small_config(**changes: object) -> OmniDiffusionConfig:
+    """The tiny checkpoint at the small size, with room for two sessions."""
+    return tiny_config(**{"geometry": SMALL, "max_num_seqs": 2, **changes})
 
 
 @cache
 def tiny_worker() -> Worker:
     """A worker of the tiny checkpoint for two sessions. Leave no session open."""
-    return Worker(tiny_config())
+    return Worker(small_config())
 
 
 def run_rollout(worker: Worker, request: SessionRequest, session_id: str = "rollout") -> list:
