@@ -141,7 +141,6 @@ def test_the_http_page_names_every_route(state):
 
 def test_the_http_page_names_every_metric():
     metrics = EngineMetrics("m")
-    metrics.peak_memory(1)
     text = generate_latest(metrics.registry).decode()
     shown = set(re.findall(r"^# TYPE vllm_omni:(\w+) (\w+)", text, re.MULTILINE))
     shown = {(name, kind) for name, kind in shown if not name.endswith("_created")}

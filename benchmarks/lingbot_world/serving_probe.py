@@ -28,7 +28,7 @@ from vllm_omni.config.resolve import resolve
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, chunk_pixel_frames
-from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult, ChunkTimings, WorkerReady
+from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult, ChunkTimings, GroupCapacity
 from vllm_omni.diffusion.worker.commands import (
     ChunkReady,
     Done,
@@ -139,7 +139,9 @@ def prebuilt_main(chunk_s: float, task: WorkerTask, pipe: Connection, pixels: Sh
     """A worker process without a model: each chunk takes ``chunk_s`` and is always the same."""
     del task
     frames = moving_frames(16, 16)
-    pipe.send(Done(WorkerReady(1, num_pages=10**6, page_tokens=128, page_bytes=1, window_frames=9)))
+    pipe.send(
+        Done(GroupCapacity(1, num_pages=10**6, page_tokens=128, page_bytes=1, window_frames=9))
+    )
     while not isinstance(command := pipe.recv(), Stop):
         if isinstance(command, OpenSession):
             frames = moving_frames(command.request.height, command.request.width)

@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.engine_bench import Bench, chunk_indices, wait_until
 from tests.helpers.fake_executor import FakeExecutor, make_request
 from vllm_omni.diffusion.camera_motion import CameraVelocity
+from vllm_omni.engine import scheduler
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.interactions import ControlEvent
 from vllm_omni.engine.metrics import EngineMetrics
@@ -224,22 +225,25 @@ def test_metrics_count_what_happened(bench: Bench):
     assert registry.get_sample_value("vllm_omni:requests_success_total", finished) == 1
 
 
-def test_a_session_that_comes_between_two_looks_is_not_overlooked(bench: Bench):
+def test_a_session_that_comes_while_the_loop_falls_asleep_wakes_it(monkeypatch):
     """The loop finds nobody in line; a session comes before it sleeps."""
-    scheduler = bench.engine._scheduler
-    pick, opened = scheduler.pick, []
+    monkeypatch.setattr(scheduler, "IDLE_CHECK_S", 60.0)
+    bench = Bench(start=False)
+    pick, coming, opened = bench.engine._places.pick, [], []
 
-    def pick_after_arrival(now_s: float):
-        if not opened:
-            opened.append(bench.open())
+    def pick_while_somebody_comes(now_s: float):
+        if not coming:
+            coming.append(threading.Thread(target=lambda: opened.append(bench.open())))
+            coming[0].start()
+            coming[0].join(0.1)
+            assert coming[0].is_alive(), "it waits for the decision"
         return pick(now_s)
 
-    scheduler.pick = pick_after_arrival
-    bench.engine.stop("nobody")
-    with bench.engine._lock:
-        bench.engine._call()
+    bench.engine._places.pick = pick_while_somebody_comes
+    bench.engine.start()
     wait_until(lambda: bool(opened))
     assert chunk_indices(opened[0].rest()) == [0, 1, 2]
+    bench.engine.close()
 
 
 def test_closing_while_a_group_is_relaunched_starts_no_other():

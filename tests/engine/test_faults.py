@@ -8,7 +8,8 @@ import pytest
 
 from tests.helpers.engine_bench import Bench, chunk_indices, wait_until
 from tests.helpers.fake_executor import FakeExecutor, make_request
-from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult, SessionRequest, WorkerReady
+from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult, GroupCapacity, SessionRequest
+from vllm_omni.engine import scheduler
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.session import ChunkReady, Opened, Waiting
@@ -41,7 +42,7 @@ class Broken(FakeExecutor):
         super().__init__()
         self.error = error
 
-    def start(self) -> WorkerReady:
+    def start(self) -> GroupCapacity:
         raise self.error
 
 
@@ -52,7 +53,7 @@ class Loading(FakeExecutor):
         super().__init__()
         self.loading, self.go_on = threading.Event(), threading.Event()
 
-    def start(self) -> WorkerReady:
+    def start(self) -> GroupCapacity:
         self.loading.set()
         assert self.go_on.wait(20), "nobody let it go on"
         return super().start()
@@ -284,24 +285,28 @@ class TestStart:
         assert chunk_indices(reader.rest()) == [0, 1, 2]
         bench.engine.close()
 
-    def test_a_drain_between_two_looks_of_the_loop_is_not_half_a_drain(self):
-        """The loop has looked for who must end; before it looks at itself, the drain comes."""
-        bench = Bench()
-        bench.executors[0].gate.clear()
-        reader = bench.open(num_chunks=None)
-        reader.until(Opened)
-        roster = bench.engine._roster
-        end_due, drained = roster.end_due, []
+    @pytest.mark.parametrize("sessions", [0, 1])
+    def test_a_drain_between_two_looks_of_the_loop_is_not_half_a_drain(
+        self, monkeypatch: pytest.MonkeyPatch, sessions: int
+    ):
+        """The loop has seen that it goes on; before it asks for a task, the drain comes."""
+        monkeypatch.setattr(scheduler, "IDLE_CHECK_S", 60.0)
+        bench = Bench(start=False)
+        readers = [bench.open(num_chunks=None) for _ in range(sessions)]
+        drained = []
 
-        def end_due_then_drain(sessions: tuple) -> None:
-            end_due(sessions)
-            if not drained:
-                drained.append(True)
-                bench.engine.drain()
+        def drain_once() -> None:
+            if bench.executors[0].plans or not sessions:
+                drained or drained.append(bench.engine.drain())
 
-        roster.end_due = end_due_then_drain
-        bench.executors[0].gate.set()
-        assert isinstance(reader.rest()[-1].error, SessionClosedError)
+        bench.executors[0].check_alive = drain_once
+        bench.engine.start()
+        loop = bench.engine._thread
+        assert loop is not None
+        for reader in readers:
+            assert isinstance(reader.rest()[-1].error, SessionClosedError)
+        loop.join(10)
+        assert not loop.is_alive()
         bench.engine.close()
 
 

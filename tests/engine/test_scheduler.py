@@ -1,277 +1,325 @@
-"""Places, line and order of chunks."""
+"""What the monitor over all sessions decides, call by call, without threads and workers."""
 
 import pytest
 
 from tests.helpers.fake_executor import make_request
-from vllm_omni.diffusion.messages import WorkerReady
+from vllm_omni.diffusion.messages import ChunkResult, GroupCapacity
+from vllm_omni.engine import scheduler as scheduler_module
+from vllm_omni.engine.interactions import ControlEvent
+from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.scheduler import Scheduler
 from vllm_omni.engine.session import (
+    ChunkTask,
+    Ended,
+    EndReason,
+    EndTask,
     EngineSession,
+    Opened,
+    OpenTask,
+    RestartTask,
     SessionEvent,
-    SessionOptions,
-    SessionStatus,
+    StopCause,
     Waiting,
 )
-from vllm_omni.errors import InternalError, ServerFullError
+from vllm_omni.errors import (
+    OmniError,
+    OutOfKVMemoryError,
+    ServerFullError,
+    SessionClosedError,
+    SessionFailedError,
+    WorkerFailedError,
+    WorkerRestartedError,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 
-def make_scheduler(*, max_sessions: int, max_queued: int, num_pages: int = 100) -> Scheduler:
-    """With places, and with pages of which a 64x96 session takes two."""
-    scheduler = Scheduler(max_queued=max_queued)
-    scheduler.adopt(
-        WorkerReady(max_sessions, num_pages, page_tokens=128, page_bytes=1024, window_frames=9)
-    )
+@pytest.fixture(autouse=True)
+def no_sleep(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scheduler_module, "IDLE_CHECK_S", 0.0)
+
+
+def group(sessions: int = 1, num_pages: int = 100) -> GroupCapacity:
+    """With pages of which a 64x96 session takes two."""
+    return GroupCapacity(sessions, num_pages, page_tokens=128, page_bytes=1024, window_frames=9)
+
+
+class Client:
+    """Somebody in line, and what it was told."""
+
+    def __init__(self, scheduler: Scheduler, **changes: object) -> None:
+        self.events: list[SessionEvent] = []
+        request = make_request(**{"num_chunks": None, **changes})
+        self.session_id = scheduler.open(request, self.events.append)
+
+    def positions(self) -> list[int]:
+        return [event.position for event in self.events if isinstance(event, Waiting)]
+
+    @property
+    def end(self) -> Ended:
+        """The one and only end, which is the last event."""
+        ends = [event for event in self.events if isinstance(event, Ended)]
+        assert ends == self.events[-1:]
+        return ends[0]
+
+
+def make_scheduler(*, sessions: int = 1, max_queued: int = 4, num_pages: int = 100) -> Scheduler:
+    scheduler = Scheduler(EngineMetrics("m"), max_queued=max_queued)
+    scheduler.adopt(group(sessions, num_pages))
     return scheduler
 
 
-def make_session(
-    name: str,
-    *,
-    now_s: float = 0.0,
-    fps: float = 12.0,
-    lead_ms: float | None = None,
-    live: bool = False,
-    **changes: object,
-) -> tuple[EngineSession, list[SessionEvent]]:
-    events: list[SessionEvent] = []
-    session = EngineSession(
-        name,
-        make_request(fps=fps, num_chunks=None, **changes),
-        events.append,
-        options=SessionOptions(max_lead_ms=lead_ms, live=live),
-        now_s=now_s,
-    )
-    return session, events
+def begin_opening(scheduler: Scheduler) -> EngineSession:
+    """The workers begin to open the session at the head of the line."""
+    task = scheduler.next_task()
+    assert isinstance(task, OpenTask)
+    return task.session
 
 
-def placed(scheduler: Scheduler, *sessions: EngineSession) -> None:
-    for session in sessions:
-        scheduler.enqueue(session)
-        scheduler.place(session)
-        session.move_to(SessionStatus.OPEN)
+def place(scheduler: Scheduler, **changes: object) -> Client:
+    """Somebody with a place."""
+    client = Client(scheduler, **changes)
+    session = begin_opening(scheduler)
+    assert session.session_id == client.session_id
+    scheduler.task_done(session)
+    return client
 
 
-def test_places_are_given_in_order_of_arrival():
-    scheduler = make_scheduler(max_sessions=1, max_queued=2)
-    first, _ = make_session("a")
-    second, _ = make_session("b")
-    scheduler.enqueue(first)
-    scheduler.enqueue(second)
-    assert scheduler.next_to_place() is first
-    scheduler.place(first)
-    assert scheduler.next_to_place() is None
-    scheduler.remove(first)
-    assert scheduler.next_to_place() is second
+def make_chunk(scheduler: Scheduler) -> ChunkTask:
+    """The workers make the next chunk, and its client takes it."""
+    task = scheduler.next_task()
+    assert isinstance(task, ChunkTask)
+    plan = task.plan
+    data = make_request().image.rgb
+    assert data is not None
+    scheduler.chunk_made(task, ChunkResult(plan.session_id, plan.chunk_index, data, 0.0))
+    scheduler.delivered(plan.session_id)
+    scheduler.task_done(task.session)
+    return task
 
 
-def test_positions_follow_the_line():
-    scheduler = make_scheduler(max_sessions=1, max_queued=3)
-    sessions = [make_session(name) for name in "abc"]
-    for session, _ in sessions:
-        scheduler.enqueue(session)
-    scheduler.place(sessions[0][0])
-    scheduler.announce_positions()
-    scheduler.remove(sessions[1][0])
-    scheduler.announce_positions()
-    assert sessions[1][1] == [Waiting(1)]
-    assert sessions[2][1] == [Waiting(2), Waiting(1)]
+def finish(scheduler: Scheduler, client: Client) -> EndTask:
+    """The workers are told to close a session."""
+    task = scheduler.next_task()
+    assert isinstance(task, EndTask)
+    assert task.session.session_id == client.session_id
+    scheduler.tell_end(task.session, task.reason, task.error, peak_bytes=0)
+    return task
 
 
-def test_a_full_line_refuses_with_numbers():
-    scheduler = make_scheduler(max_sessions=1, max_queued=1)
-    placed(scheduler, make_session("a")[0])
-    scheduler.enqueue(make_session("b")[0])
-    with pytest.raises(ServerFullError, match=r"1 of 1 sessions run and 1 of 1 wait"):
-        scheduler.enqueue(make_session("c")[0])
+class TestLine:
+    def test_places_are_given_in_order_of_arrival(self):
+        scheduler = make_scheduler()
+        first, second = Client(scheduler), Client(scheduler)
+        assert begin_opening(scheduler).session_id == first.session_id
+        assert scheduler.is_waiting(first.session_id)
+        assert scheduler.is_waiting(second.session_id)
+
+    def test_positions_follow_the_line(self):
+        scheduler = make_scheduler()
+        place(scheduler)
+        second, third = Client(scheduler), Client(scheduler)
+        assert (second.positions()[-1], third.positions()[-1]) == (1, 2)
+        scheduler.stop(second.session_id)
+        assert third.positions()[-1] == 1
+        assert second.end == Ended(EndReason.STOPPED)
+
+    def test_a_full_line_refuses_with_numbers_and_leaves_no_trace(self):
+        scheduler = make_scheduler(max_queued=1)
+        place(scheduler)
+        Client(scheduler)
+        with pytest.raises(ServerFullError, match=r"1 of 1 sessions run and 1 of 1 wait"):
+            Client(scheduler)
+        assert scheduler.num_sessions == 2
+
+    def test_only_those_who_have_to_wait_count_as_waiting(self):
+        scheduler = make_scheduler(sessions=2, max_queued=1)
+        clients = [Client(scheduler) for _ in range(3)]
+        assert [client.positions() for client in clients[:2]] == [[], []]
+        with pytest.raises(ServerFullError, match="1 of 1 wait"):
+            Client(scheduler)
+
+    def test_no_line_still_admits_up_to_the_places(self):
+        scheduler = make_scheduler(sessions=2, max_queued=0)
+        clients = [Client(scheduler), Client(scheduler)]
+        with pytest.raises(ServerFullError):
+            Client(scheduler)
+        assert all(client.events == [] for client in clients)
+
+    def test_without_a_group_everybody_waits(self):
+        scheduler = Scheduler(EngineMetrics("m"), max_queued=1)
+        client = Client(scheduler)
+        assert client.events == [Waiting(1)]
+        assert scheduler.next_task() is None
+        with pytest.raises(ServerFullError):
+            Client(scheduler)
+
+    def test_who_can_never_fit_into_a_new_group_is_told(self):
+        scheduler = Scheduler(EngineMetrics("m"), max_queued=2)
+        large, small = Client(scheduler, height=192), Client(scheduler)
+        scheduler.adopt(group(num_pages=4))
+        assert isinstance(large.end.error, OutOfKVMemoryError)
+        assert begin_opening(scheduler).session_id == small.session_id
 
 
-def test_only_those_who_have_to_wait_count_as_waiting():
-    scheduler = make_scheduler(max_sessions=2, max_queued=1)
-    for name in "abc":
-        scheduler.enqueue(make_session(name)[0])
-    with pytest.raises(ServerFullError, match="1 of 1 wait"):
-        scheduler.enqueue(make_session("d")[0])
+class TestNoRoomAfterAll:
+    """The workers have less room than they said."""
+
+    def put_off(self, scheduler: Scheduler) -> tuple[Client, EngineSession]:
+        client = Client(scheduler)
+        session = begin_opening(scheduler)
+        return client, session
+
+    def test_with_others_it_waits_at_the_head_until_a_place_is_given_up(self):
+        scheduler = make_scheduler(sessions=3)
+        running = place(scheduler)
+        client, session = self.put_off(scheduler)
+        behind = Client(scheduler)
+        scheduler.task_done(session, OutOfKVMemoryError("no pages"))
+        assert (client.positions()[-1], behind.positions()[-1]) == (1, 2)
+        make_chunk(scheduler)  # Nobody is opened instead.
+        scheduler.stop(running.session_id)
+        finish(scheduler, running)
+        assert begin_opening(scheduler) is session
+
+    def test_alone_it_fails(self):
+        scheduler = make_scheduler(sessions=3)
+        client, session = self.put_off(scheduler)
+        error = OutOfKVMemoryError("no pages")
+        scheduler.task_done(session, error)
+        assert finish(scheduler, client).error is error
+
+    @pytest.mark.parametrize("how", ["stop", "drain"])
+    def test_who_is_to_end_does_not_wait_again(self, how: str):
+        scheduler = make_scheduler(sessions=3)
+        place(scheduler)
+        client, session = self.put_off(scheduler)
+        if how == "stop":
+            scheduler.stop(client.session_id)
+        else:
+            scheduler.drain()
+        scheduler.task_done(session, OutOfKVMemoryError("no pages"))
+        assert client.end.reason is (EndReason.STOPPED if how == "stop" else EndReason.FAILED)
+        assert scheduler.num_sessions == 1
+
+    def test_a_restart_without_room_fails(self):
+        scheduler = make_scheduler(sessions=3)
+        place(scheduler)
+        client = place(scheduler)
+        scheduler.reset(client.session_id, lambda request: request)
+        tasks = [scheduler.next_task(), scheduler.next_task()]
+        (task,) = (task for task in tasks if isinstance(task, RestartTask))
+        scheduler.task_done(task.session, OutOfKVMemoryError("no pages"))
+        assert isinstance(finish(scheduler, client).error, OutOfKVMemoryError)
 
 
-def test_without_a_group_everybody_waits():
-    scheduler = Scheduler(max_queued=1)
-    session, events = make_session("a")
-    scheduler.enqueue(session)
-    scheduler.announce_positions()
-    assert scheduler.next_to_place() is None
-    assert events == [Waiting(1)]
-    with pytest.raises(ServerFullError):
-        scheduler.enqueue(make_session("b")[0])
+class TestEnds:
+    def test_a_stop_while_the_workers_open_ends_the_session_on_the_workers(self):
+        scheduler = make_scheduler()
+        client = Client(scheduler)
+        session = begin_opening(scheduler)
+        scheduler.stop(client.session_id)
+        assert client.events == [], "nobody is told before the workers have let it go"
+        scheduler.task_done(session)
+        assert finish(scheduler, client).reason is EndReason.STOPPED
+        assert [type(event) for event in client.events] == [Opened, Ended]
+
+    def test_a_drain_while_the_workers_open_ends_everybody(self):
+        scheduler = make_scheduler()
+        opening, waiting = Client(scheduler), Client(scheduler)
+        session = begin_opening(scheduler)
+        scheduler.drain()
+        assert isinstance(waiting.end.error, SessionClosedError)
+        assert not scheduler.is_over
+        scheduler.task_done(session)
+        assert isinstance(finish(scheduler, opening).error, SessionClosedError)
+        assert scheduler.is_over
+        assert scheduler.next_task() is None
+        with pytest.raises(SessionClosedError):
+            Client(scheduler)
+
+    def test_a_rollout_ends_with_its_last_chunk_whatever_else_is_wanted(self):
+        scheduler = make_scheduler()
+        client = place(scheduler, num_chunks=1)
+        make_chunk(scheduler)
+        scheduler.stop(client.session_id)
+        assert finish(scheduler, client).reason is EndReason.FINISHED
+
+    def test_a_failed_task_ends_its_session(self):
+        scheduler = make_scheduler()
+        client = place(scheduler)
+        task = scheduler.next_task()
+        assert isinstance(task, ChunkTask)
+        scheduler.task_done(task.session, SessionFailedError("a chunk raised"))
+        assert isinstance(finish(scheduler, client).error, SessionFailedError)
+        assert scheduler.num_sessions == 0
+
+    def test_a_lost_group_ends_those_with_places_and_nobody_else(self):
+        scheduler = make_scheduler(sessions=2)
+        running, opening, waiting = place(scheduler), Client(scheduler), Client(scheduler)
+        begin_opening(scheduler)
+        scheduler.lose_group(WorkerFailedError("rank 0 died"))
+        for client in (running, opening):
+            assert isinstance(client.end.error, WorkerRestartedError)
+        assert waiting.positions()[-1] == 1
+        assert scheduler.unready_reason == "restarting"
+        scheduler.adopt(group())
+        assert begin_opening(scheduler).session_id == waiting.session_id
+
+    def test_a_group_that_is_lost_while_draining_restarted_nobody(self):
+        scheduler = make_scheduler()
+        client = place(scheduler)
+        scheduler.drain()
+        scheduler.lose_group(WorkerFailedError("rank 0 died"))
+        assert isinstance(client.end.error, SessionClosedError)
+        assert scheduler.is_over
+
+    def test_an_ended_session_takes_no_calls(self):
+        scheduler = make_scheduler()
+        client = place(scheduler)
+        scheduler.stop(client.session_id, StopCause.ASKED)
+        assert isinstance(scheduler.next_task(), EndTask)
+        with pytest.raises(SessionClosedError):
+            scheduler.submit(client.session_id, ControlEvent("e", prompt="night"))
+        with pytest.raises(SessionClosedError):
+            scheduler.reset(client.session_id, lambda request: request)
+        scheduler.stop(client.session_id)
+        scheduler.delivered(client.session_id)
+        assert not scheduler.is_waiting(client.session_id)
 
 
-class TestPages:
-    """Of 6 pages a 64x96 session takes 2, a 128x96 one 4."""
-
-    def test_a_head_for_which_pages_are_missing_waits_and_is_told(self):
-        scheduler = make_scheduler(max_sessions=3, max_queued=2, num_pages=6)
-        large, events = make_session("large", height=128)
-        placed(scheduler, make_session("a")[0], first := make_session("b")[0])
-        scheduler.enqueue(large)
-        scheduler.announce_positions()
-        assert scheduler.next_to_place() is None
-        assert events == [Waiting(1)]
-        scheduler.remove(first)
-        assert scheduler.next_to_place() is large
-
-    def test_nobody_passes_the_head(self):
-        scheduler = make_scheduler(max_sessions=3, max_queued=2, num_pages=6)
-        placed(scheduler, make_session("a", height=128)[0])
-        scheduler.enqueue(make_session("large", height=128)[0])
-        small, events = make_session("small")
-        scheduler.enqueue(small)
-        scheduler.announce_positions()
-        assert scheduler.next_to_place() is None
-        assert events == [Waiting(2)]
-
-    def test_those_who_wait_for_pages_fill_the_line(self):
-        scheduler = make_scheduler(max_sessions=3, max_queued=1, num_pages=6)
-        placed(scheduler, make_session("a", height=128)[0])
-        scheduler.enqueue(make_session("large", height=128)[0])
-        with pytest.raises(ServerFullError, match="1 of 3 sessions run and 1 of 1 wait"):
-            scheduler.enqueue(make_session("small")[0])
-
-    def test_a_refused_head_is_tried_again_when_a_place_is_given_up(self):
-        scheduler = make_scheduler(max_sessions=3, max_queued=2, num_pages=6)
-        placed(scheduler, running := make_session("a")[0])
-        refused, events = make_session("b")
-        scheduler.enqueue(refused)
-        scheduler.enqueue(behind := make_session("c")[0])
-        scheduler.refused(refused)
-        scheduler.announce_positions()
-        assert scheduler.next_to_place() is None
-        assert events == [Waiting(1)]
-        scheduler.remove(behind)
-        assert scheduler.next_to_place() is None
-        scheduler.remove(running)
-        assert scheduler.next_to_place() is refused
-
-    def test_a_refused_head_that_leaves_holds_nobody_back(self):
-        scheduler = make_scheduler(max_sessions=3, max_queued=2, num_pages=6)
-        placed(scheduler, make_session("a")[0])
-        refused, behind = make_session("b")[0], make_session("c")[0]
-        scheduler.enqueue(refused)
-        scheduler.enqueue(behind)
-        scheduler.refused(refused)
-        scheduler.remove(refused)
-        assert scheduler.next_to_place() is behind
+def test_states_of_readiness():
+    scheduler = Scheduler(EngineMetrics("m"), max_queued=1)
+    assert scheduler.unready_reason == "loading"
+    scheduler.adopt(group())
+    assert scheduler.unready_reason is None
+    scheduler.lose_group(WorkerFailedError("rank 0 died"))
+    assert scheduler.unready_reason == "restarting"
+    scheduler.drain()
+    assert scheduler.unready_reason == "draining"
+    failure: OmniError = WorkerFailedError("no port")
+    scheduler.fail(failure)
+    assert scheduler.unready_reason == "no port"
+    assert scheduler.is_over
 
 
-def test_no_line_still_admits_up_to_the_places():
-    scheduler = make_scheduler(max_sessions=2, max_queued=0)
-    scheduler.enqueue(make_session("a")[0])
-    scheduler.enqueue(make_session("b")[0])
-    with pytest.raises(ServerFullError):
-        scheduler.enqueue(make_session("c")[0])
+def test_events_fold_into_the_chunk_and_resets_go_first():
+    scheduler = make_scheduler()
+    client = place(scheduler)
+    scheduler.submit(client.session_id, ControlEvent("p", prompt="night"))
+    scheduler.reset(client.session_id, lambda request: request)
+    task = scheduler.next_task()
+    assert isinstance(task, RestartTask)
+    assert task.request.prompt == "night"
+    scheduler.restarted(task)
+    scheduler.task_done(task.session)
+    assert make_chunk(scheduler).receipt.started == ("p",)
 
 
-def test_earliest_playback_deadline_goes_first():
-    scheduler = make_scheduler(max_sessions=2, max_queued=0)
-    ahead, _ = make_session("ahead", now_s=0.0)
-    behind, _ = make_session("behind", now_s=0.1)
-    placed(scheduler, ahead, behind)
-    assert scheduler.pick(1.0) is ahead
-    ahead.chunk_made(1.0)
-    ahead.undelivered = 0
-    # 9 frames at 12 fps play until 1.75; the other has shown nothing yet.
-    assert ahead.deadline_s == pytest.approx(1.75)
-    assert scheduler.pick(1.0) is behind
-    behind.chunk_made(1.5)
-    behind.undelivered = 0
-    assert scheduler.pick(1.5) is ahead
+def test_only_the_scheduler_can_take_its_lock():
+    class Sub(Scheduler):
+        def lock(self) -> object:
+            return self.__lock
 
-
-def test_a_client_that_does_not_read_is_not_scheduled():
-    scheduler = make_scheduler(max_sessions=1, max_queued=0)
-    session, _ = make_session("a")
-    placed(scheduler, session)
-    session.chunk_made(1.0)
-    session.chunk_made(1.0)
-    assert scheduler.pick(5.0) is None
-    assert scheduler.wake_at_s() is None
-    session.undelivered -= 1
-    assert scheduler.pick(5.0) is session
-
-
-def test_max_lead_holds_a_session_back_until_playback_catches_up():
-    scheduler = make_scheduler(max_sessions=1, max_queued=0)
-    session, _ = make_session("a", lead_ms=250.0)
-    placed(scheduler, session)
-    assert scheduler.pick(0.0) is session
-    session.chunk_made(1.0)
-    session.undelivered = 0
-    # The next chunk is due at 1.75 and may be made from 1.5 on.
-    assert scheduler.pick(1.49) is None
-    assert scheduler.wake_at_s() == pytest.approx(1.5)
-    assert scheduler.pick(1.5) is session
-
-
-@pytest.mark.parametrize("target", [SessionStatus.RUNNING, SessionStatus.WAITING])
-def test_illegal_status_changes_are_refused(target: SessionStatus):
-    session, _ = make_session("a")
-    with pytest.raises(InternalError, match=f"cannot go from waiting to {target}"):
-        session.move_to(target)
-
-
-def test_closed_is_final():
-    session, _ = make_session("a")
-    session.move_to(SessionStatus.CLOSED)
-    for status in SessionStatus:
-        with pytest.raises(InternalError):
-            session.move_to(status)
-
-
-class TestLateness:
-    """9 frames at 12 fps play until 1.75 s, 12 more until 2.75 s."""
-
-    def playing(self, **options: object) -> EngineSession:
-        scheduler = make_scheduler(max_sessions=1, max_queued=0)
-        session, _ = make_session("a", **{"live": True, **options})
-        placed(scheduler, session)
-        session.chunk_made(1.0)
-        return session
-
-    def test_a_chunk_after_its_deadline_keeps_a_viewer_waiting(self):
-        session = self.playing()
-        assert not session.keeps_waiting(1.75)
-        assert session.keeps_waiting(1.76)
-
-    def test_a_server_that_is_always_slow_is_late_each_time(self):
-        session = self.playing()
-        for ready_s in (2.0, 3.0, 4.0):
-            session.delivered(ready_s)
-            assert session.keeps_waiting(ready_s)
-            session.chunk_made(ready_s)
-
-    def test_nobody_waits_for_a_job(self):
-        assert not self.playing(live=False).keeps_waiting(9.0)
-
-    def test_a_client_that_reads_late_delays_itself_and_is_no_debt(self):
-        session = self.playing()
-        session.chunk_made(1.1)
-        assert session.is_paused
-        session.delivered(60.0)
-        assert session.deadline_s == pytest.approx(60.0)
-        assert not session.keeps_waiting(61.0)
-        session.chunk_made(61.0)
-        session.undelivered = 0
-        # From here on the server can be late again: the next chunk is due 12 frames later.
-        assert session.deadline_s == pytest.approx(61.0)
-        assert session.keeps_waiting(61.5)
-
-    def test_a_pause_that_ends_in_time_excuses_nothing(self):
-        session = self.playing()
-        session.chunk_made(1.1)
-        session.delivered(1.5)
-        assert session.deadline_s == pytest.approx(2.75)
-        assert session.keeps_waiting(2.8)
-
-    def test_a_client_that_allows_no_lead_gets_what_it_asked_for(self):
-        assert not self.playing(lead_ms=0.0).keeps_waiting(9.0)
-        assert self.playing(lead_ms=250.0).keeps_waiting(9.0)
+    with pytest.raises(AttributeError):
+        Sub(EngineMetrics("m"), max_queued=1).lock()

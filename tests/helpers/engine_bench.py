@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tests.helpers.fake_executor import FakeExecutor, make_request
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics
-from vllm_omni.engine.session import ChunkReady, Ended, SessionEvent, SessionOptions
+from vllm_omni.engine.session import ChunkReady, Ended, EngineSession, SessionEvent, SessionOptions
 from vllm_omni.engine.supervisor import WorkerSupervisor
 
 
@@ -81,6 +81,26 @@ class Reader:
         while not isinstance(events[-1], Ended):
             events.append(self.next())
         return events
+
+
+def make_session(
+    name: str,
+    *,
+    now_s: float = 0.0,
+    fps: float = 12.0,
+    lead_ms: float | None = None,
+    live: bool = False,
+    **changes: object,
+) -> EngineSession:
+    """A session that no engine knows, with a clock of the test's own."""
+    events: list[SessionEvent] = []
+    return EngineSession(
+        name,
+        make_request(fps=fps, num_chunks=None, **changes),
+        events.append,
+        options=SessionOptions(max_lead_ms=lead_ms, live=live),
+        now_s=now_s,
+    )
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -11,10 +11,10 @@ from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,
     ChunkTimings,
+    GroupCapacity,
     LiveCamera,
     SessionRequest,
     SourceImage,
-    WorkerReady,
 )
 from vllm_omni.errors import OutOfKVMemoryError, SessionClosedError, WorkerFailedError
 
@@ -68,9 +68,9 @@ class FakeExecutor:
         self.dead: WorkerFailedError | None = None
         self._ordinals: dict[str, int] = {}
 
-    def start(self) -> WorkerReady:
+    def start(self) -> GroupCapacity:
         self.started += 1
-        return WorkerReady(
+        return GroupCapacity(
             sessions=self.sessions,
             num_pages=self.num_pages,
             page_tokens=128,

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from vllm_omni.diffusion.messages import WorkerReady
+from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.diffusion.worker import process
 from vllm_omni.diffusion.worker.commands import Done, Refused, Stop, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
@@ -51,7 +51,7 @@ def refusing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> N
 def disagreeing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
     """Rank 0 is ready and rank 1 refuses; in a command, each has a reason of its own."""
     reasons: tuple[OmniError, OmniError] = (SessionFailedError("a bug"), WorkerFailedError("dead"))
-    ready = WorkerReady(sessions=1, num_pages=1, page_tokens=1, page_bytes=1, window_frames=1)
+    ready = GroupCapacity(sessions=1, num_pages=1, page_tokens=1, page_bytes=1, window_frames=1)
     if os.environ["REFUSING_RANK"] == str(task.rank):
         pipe.send(Refused(OutOfKVMemoryError("no room on this rank")))
         return

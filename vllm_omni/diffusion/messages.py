@@ -144,7 +144,7 @@ class ChunkResult:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReady:
+class GroupCapacity:
     """What a worker group can hold, said once after loading.
 
     Attributes:

@@ -6,7 +6,6 @@ that corresponds to its place in the real time between the two plannings.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -155,7 +154,7 @@ class _PromptTransition:
 
 
 class InteractionBox:
-    """Events of one session. Submitting and folding may happen on different threads.
+    """The events of one session that wait for a chunk, or still run.
 
     Args:
         prompt: the one that the session starts with.
@@ -165,7 +164,6 @@ class InteractionBox:
     """
 
     def __init__(self, prompt: str, *, live_camera: bool, opened_s: float) -> None:
-        self._lock = threading.Lock()
         self._live_camera = live_camera
         self._seen: dict[str, None] = {}
         self._pending: list[tuple[ControlEvent, float]] = []
@@ -180,9 +178,8 @@ class InteractionBox:
     @property
     def prompt(self) -> str:
         """The prompt that the world follows, moves towards, or will at the next boundary."""
-        with self._lock:
-            waiting = (event.prompt for event, _ in reversed(self._pending))
-            return next((prompt for prompt in waiting if prompt is not None), self._prompt)
+        waiting = (event.prompt for event, _ in reversed(self._pending))
+        return next((prompt for prompt in waiting if prompt is not None), self._prompt)
 
     def submit(self, event: ControlEvent, now_s: float) -> None:
         """Queue an event for the next chunk boundary.
@@ -199,54 +196,49 @@ class InteractionBox:
                 "camera events need a session without action_path and camera_action_script",
                 field="event.multi_modal_data.camera",
             )
-        with self._lock:
-            if event.event_id in self._seen:
-                raise EventConflictError(
-                    f"event_id {event.event_id!r} was used before in this session"
-                )
-            if len(self._pending) >= MAX_PENDING:
-                self._make_room(event)
-            if len(self._seen) >= MAX_EVENT_IDS:
-                del self._seen[next(iter(self._seen))]
-            self._seen[event.event_id] = None
-            self._pending.append((event, now_s))
+        if event.event_id in self._seen:
+            raise EventConflictError(f"event_id {event.event_id!r} was used before in this session")
+        if len(self._pending) >= MAX_PENDING:
+            self._make_room(event)
+        if len(self._seen) >= MAX_EVENT_IDS:
+            del self._seen[next(iter(self._seen))]
+        self._seen[event.event_id] = None
+        self._pending.append((event, now_s))
 
     def plan(
         self, session_id: str, chunk_index: int, now_s: float
     ) -> tuple[ChunkPlan, ChunkReceipt]:
         """Take all pending events and say what they mean for the chunk that starts now."""
-        with self._lock:
-            pending, self._pending = self._pending, []
-            replaced, self._replaced = self._replaced, []
-            cancelled, self._cancelled = self._cancelled, []
-            placed = [(event, self._latent_frame_at(at_s, now_s)) for event, at_s in pending]
-            self._boundary_s = now_s
-            for event, _ in placed:
-                self._running[event.event_id] = event.modalities
-            finished = self._take_prompts(event for event, _ in placed)
-            step, blended = self._prompt_step()
-            poses, moved = self._move_camera(placed)
-            completed = self._finished_events([*finished, *blended, *moved])
-            first = chunk_index * LATENT_FRAMES_PER_CHUNK
-            receipt = ChunkReceipt(
-                started=(*replaced, *(event.event_id for event, _ in placed)),
-                active=tuple(self._running),
-                completed=(*cancelled, *replaced, *completed),
-                applied={event.event_id: first + index for event, index in placed},
-            )
-            return ChunkPlan(session_id, chunk_index, poses=poses, prompt=step), receipt
+        pending, self._pending = self._pending, []
+        replaced, self._replaced = self._replaced, []
+        cancelled, self._cancelled = self._cancelled, []
+        placed = [(event, self._latent_frame_at(at_s, now_s)) for event, at_s in pending]
+        self._boundary_s = now_s
+        for event, _ in placed:
+            self._running[event.event_id] = event.modalities
+        finished = self._take_prompts(event for event, _ in placed)
+        step, blended = self._prompt_step()
+        poses, moved = self._move_camera(placed)
+        completed = self._finished_events([*finished, *blended, *moved])
+        first = chunk_index * LATENT_FRAMES_PER_CHUNK
+        receipt = ChunkReceipt(
+            started=(*replaced, *(event.event_id for event, _ in placed)),
+            active=tuple(self._running),
+            completed=(*cancelled, *replaced, *completed),
+            applied={event.event_id: first + index for event, index in placed},
+        )
+        return ChunkPlan(session_id, chunk_index, poses=poses, prompt=step), receipt
 
     def restart(self, prompt: str) -> None:
         """Forget camera and transitions; events that wait stay, ids stay taken.
 
         Events that were running are reported as completed with the next chunk.
         """
-        with self._lock:
-            self._prompt = prompt
-            self._transition = None
-            self._camera = SteeredCamera()
-            self._cancelled.extend(self._running)
-            self._running.clear()
+        self._prompt = prompt
+        self._transition = None
+        self._camera = SteeredCamera()
+        self._cancelled.extend(self._running)
+        self._running.clear()
 
     def _make_room(self, event: ControlEvent) -> None:
         if len(self._replaced) >= MAX_REPLACED:

@@ -1,12 +1,17 @@
-"""Counters and timings of the engine, in Prometheus' types; one registry per engine."""
+"""What happens to sessions, in Prometheus' figures and in the log; one registry per engine."""
 
+import logging
+import time
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from vllm_omni.diffusion.messages import ChunkTimings
-from vllm_omni.engine.session import EndReason, StopCause
+from vllm_omni.diffusion.messages import ChunkTimings, GroupCapacity
+from vllm_omni.engine.session import EndReason, EngineSession, StopCause
 from vllm_omni.errors import OmniError, OutOfKVMemoryError, SessionClosedError
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _FINE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
@@ -20,6 +25,7 @@ _FAILURES = {
     StopCause.STALLED: _STAGE_ERROR,
     StopCause.FAULT: _UNKNOWN,
 }
+_OUR_FAULTS = {StopCause.STALLED, StopCause.FAULT}
 OUT_OF_MEMORY = "out_of_memory"
 REFUSALS = ("invalid_request", "server_full", OUT_OF_MEMORY, "unavailable")
 """Why a request did not become a session."""
@@ -84,6 +90,42 @@ class EngineMetrics:
             "reason", "requests_refused", "Requests that did not become sessions", REFUSALS
         )
 
+    def group_ready(self, group: GroupCapacity) -> None:
+        """Show the capacity of a new worker group."""
+        self.max_sessions.set(group.sessions)
+        self.kv_bytes.set(group.num_pages * group.page_bytes)
+
+    def line_changed(self, *, placed: int, waiting: int, held_bytes: int) -> None:
+        """Show how many sessions have places and wait, and the KV bytes that they hold."""
+        self.running.set(placed)
+        self.waiting.set(waiting)
+        self.kv_used_bytes.set(held_bytes)
+
+    def opened(self, session: EngineSession, now_s: float) -> None:
+        """Log a session that got its place on the workers, and count how long it waited."""
+        waited_s = now_s - session.arrived_s
+        self.queue_wait_s.observe(waited_s)
+        request = session.request
+        logger.info(
+            "%s placed after %.2f s: %dx%d, %s chunks",
+            *(session.label, waited_s, request.width, request.height),
+            request.num_chunks or "endless",
+        )
+
+    def chunk_ready(self, session: EngineSession, ready_s: float) -> None:
+        """Count a chunk that is ready; the session does not count it yet.
+
+        What the client delayed by not reading is no delay of the server's.
+        """
+        self.chunks.inc()
+        if session.chunks_made == 0:
+            self.ttfc_s.observe(ready_s - session.began_s)
+        elif session.options.live:
+            if session.resumed_s <= session.last_chunk_s:
+                self.chunk_interval_s.observe(ready_s - session.last_chunk_s)
+            if session.keeps_waiting(ready_s):
+                self.deadline_misses.inc()
+
     def stopped(self, cause: StopCause) -> None:
         """Count a session that is stopped before its end."""
         if cause is StopCause.ASKED:
@@ -91,8 +133,29 @@ class EngineMetrics:
         else:
             self._failed.labels(self._model, _FAILURES[cause]).inc()
 
-    def ended(self, error: OmniError | None) -> None:
-        """Count a session that came to its end by itself, or by an error."""
+    def ended(
+        self, session: EngineSession, reason: EndReason, error: OmniError | None, peak_bytes: int
+    ) -> None:
+        """Log a session that has ended, and count it unless it was counted when it was stopped.
+
+        Args:
+            peak_bytes: peak memory of the rank that used most; 0 says nothing.
+        """
+        lasted_s = time.monotonic() - session.arrived_s
+        self.e2e_latency_s.observe(lasted_s)
+        if peak_bytes:
+            self._peak_mb.labels(self._model, _STAGE).set(peak_bytes / _MIB)
+        if session.stop_cause is None:
+            self._count_end(error)
+        is_bad = error is not None or session.stop_cause in _OUR_FAULTS
+        logger.log(
+            logging.WARNING if is_bad else logging.INFO,
+            "%s ended: %s, %d chunks in %.1f s%s",
+            *(session.label, session.stop_cause or reason, session.chunks_total, lasted_s),
+            "" if error is None else f": {error}",
+        )
+
+    def _count_end(self, error: OmniError | None) -> None:
         if error is None:
             self._success.labels(self._model, EndReason.FINISHED).inc()
         elif isinstance(error, OutOfKVMemoryError):
@@ -119,11 +182,6 @@ class EngineMetrics:
             "vae_decode_s": timings.decode_ms,
         }.items():
             self._of_chunk[name].observe(value_ms / 1000.0)
-
-    def peak_memory(self, peak_bytes: int) -> None:
-        """Take the peak after a finished rollout; 0 says nothing."""
-        if peak_bytes:
-            self._peak_mb.labels(self._model, _STAGE).set(peak_bytes / _MIB)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(f"vllm_omni:{name}", text, ["model_name"], registry=self.registry)

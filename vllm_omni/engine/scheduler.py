@@ -1,176 +1,394 @@
-"""Who waits, who has a place on the workers, whose chunk is next. No clocks, no I/O of its own."""
+"""Who waits, who has a place on the workers, and what the workers do next."""
 
+from __future__ import annotations
+
+import copy
+import threading
+import time
+import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 
-from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.messages import SessionRequest, WorkerReady
-from vllm_omni.engine.session import EngineSession, Waiting
-from vllm_omni.errors import OutOfKVMemoryError, ServerFullError
+from vllm_omni.diffusion.messages import ChunkResult, GroupCapacity, SessionRequest
+from vllm_omni.engine.interactions import ControlEvent
+from vllm_omni.engine.metrics import EngineMetrics
+from vllm_omni.engine.places import Places
+from vllm_omni.engine.session import (
+    ChunkReady,
+    ChunkTask,
+    Ended,
+    EndReason,
+    EndTask,
+    EngineSession,
+    Opened,
+    OpenTask,
+    RestartTask,
+    SessionOptions,
+    SessionStatus,
+    Sink,
+    StopCause,
+    Task,
+    Waiting,
+    WasReset,
+)
+from vllm_omni.errors import (
+    OmniError,
+    OutOfKVMemoryError,
+    ServerFullError,
+    SessionClosedError,
+    WorkerFailedError,
+    WorkerRestartedError,
+)
+
+IDLE_CHECK_S = 1.0
+"""Longest sleep of the thread that commands the workers: one may die while nobody needs it."""
 
 
 class Scheduler:
-    """First come, first served for places; earliest playback deadline first for chunks.
+    """The monitor over all sessions: one lock, which only this class can take.
 
-    Nobody passes the head of the line, not even a smaller session for which there are pages: a
-    large one would else wait as long as small ones come.
+    Places are given first come, first served. The order is strict: a small session never overtakes
+    a large one, or the large one could wait for ever. Chunks are made for the session whose viewer
+    needs one first.
+
+    Clients call the first part of the methods, from any thread; none of them waits for workers. The
+    second part is for the thread that commands the workers: it asks for a task, carries it out and
+    says how it went. Public methods take the lock; private ones run under it.
 
     Args:
         max_queued: sessions that may wait for a place.
+
+    Attributes:
+        draining: whether every session is to end.
+        failure: the error that ended the engine permanently, or ``None``.
     """
 
-    def __init__(self, *, max_queued: int) -> None:
-        self.max_queued = max_queued
-        self._group: WorkerReady | None = None
-        self._max_sessions = 0
-        self._refused: EngineSession | None = None
-        self._waiting: OrderedDict[str, EngineSession] = OrderedDict()
-        self._placed: OrderedDict[str, EngineSession] = OrderedDict()
+    def __init__(self, metrics: EngineMetrics, *, max_queued: int) -> None:
+        self.metrics = metrics
+        self._max_queued = max_queued
+        # Two underscores: not even a subclass can take it.
+        self.__lock = threading.Condition()
+        self._line: OrderedDict[str, EngineSession] = OrderedDict()
+        self._places = Places()
+        self.draining = False
+        self.failure: OmniError | None = None
+
+    # ------------------------------------------------------------ for clients
+
+    @property
+    def unready_reason(self) -> str | None:
+        """``loading``, ``restarting``, ``draining``, or the error that ended the engine.
+
+        ``None`` while sessions can be opened and served.
+        """
+        if self.failure is not None:
+            return str(self.failure)
+        if self.draining:
+            return "draining"
+        if self.has_group:
+            return None
+        return "restarting" if self.max_sessions else "loading"
+
+    @property
+    def num_sessions(self) -> int:
+        """Number of sessions on the workers and in line."""
+        with self.__lock:
+            return len(self._places) + len(self._line)
+
+    @property
+    def max_sessions(self) -> int:
+        """Number of sessions that the workers hold at once, or that lost ones did."""
+        return self._places.max_sessions
+
+    def is_waiting(self, session_id: str) -> bool:
+        """Whether a session has no place on the workers yet."""
+        with self.__lock:
+            session = self._find(session_id)
+            return session is not None and session.is_waiting
+
+    def open(
+        self,
+        request: SessionRequest,
+        sink: Sink,
+        options: SessionOptions | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> str:
+        """Put a session in line.
+
+        Args:
+            request_id: what the client knows the session by, for the log.
+
+        Returns:
+            Its id.
+
+        Raises:
+            OutOfKVMemoryError: if its window can never fit.
+            ServerFullError: if the line is full.
+            SessionClosedError: if the engine is shutting down.
+            OmniError: the failure, if the engine has ended.
+        """
+        session = EngineSession(
+            uuid.uuid4().hex,
+            request,
+            sink,
+            options=options or SessionOptions(),
+            now_s=time.monotonic(),
+            request_id=request_id,
+        )
+        with self.__lock:
+            if self.failure is not None:
+                raise copy.copy(self.failure)
+            if self.draining:
+                raise _shutting_down()
+            self._places.check_fits(request)
+            self._enqueue(session)
+            self._line_changed()
+            self.__lock.notify()
+        return session.session_id
+
+    def submit(self, session_id: str, event: ControlEvent) -> None:
+        """Queue a client event for the next chunk boundary of a session.
+
+        Raises:
+            SessionClosedError: if there is no such session; none is created.
+            EventConflictError: if the event's id was used before.
+            InteractionError: if the session cannot apply the event.
+        """
+        with self.__lock:
+            self._require(session_id).interactions.submit(event, time.monotonic())
+
+    def stop(self, session_id: str, cause: StopCause = StopCause.DISCONNECTED) -> None:
+        """End a session at its next chunk boundary; one that has ended is no error.
+
+        Args:
+            cause: what the session is counted as; of several, the first. By default whoever
+                wanted it has left.
+        """
+        with self.__lock:
+            session = self._find(session_id)
+            if session is None or session.stop_cause is not None:
+                return
+            session.stop_cause = cause
+            self.metrics.stopped(cause)
+            if session.status is SessionStatus.WAITING:
+                self._end(session, EndReason.STOPPED)
+            self.__lock.notify()
+
+    def reset(self, session_id: str, change: Callable[[SessionRequest], SessionRequest]) -> None:
+        """Restart a session from chunk 0 at its next chunk boundary.
+
+        Args:
+            change: makes the new request of the one with the current prompt.
+
+        Raises:
+            SessionClosedError: if there is no such session.
+            InvalidRequestError: if too many resets wait already.
+        """
+        with self.__lock:
+            self._require(session_id).add_reset(change)
+            self.__lock.notify()
+
+    def delivered(self, session_id: str) -> None:
+        """Say that the client has taken one chunk."""
+        with self.__lock:
+            session = self._find(session_id)
+            if session is not None:
+                session.delivered(time.monotonic())
+                self.__lock.notify()
+
+    def drain(self) -> None:
+        """Refuse new sessions and end all others with an error, at their chunk boundaries."""
+        with self.__lock:
+            self.draining = True
+            for session in tuple(self._line.values()):
+                self._end(session, EndReason.FAILED, _shutting_down())
+            self.__lock.notify()
+
+    # ------------------------------------------------------------ for the thread with the workers
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no task will come any more."""
+        with self.__lock:
+            ending = self.draining or self.failure is not None
+            return ending and not (self._places or self._line)
 
     @property
     def has_group(self) -> bool:
         """Whether there are workers to place sessions on."""
-        return self._group is not None
+        return self._places.capacity is not None
 
-    @property
-    def max_sessions(self) -> int:
-        """Places on the workers, or on those that were lost."""
-        return self._max_sessions
+    def adopt(self, group: GroupCapacity) -> None:
+        """Give out the places of a new worker group, and end who can never have one of them."""
+        with self.__lock:
+            self._places.offer(group)
+            self.metrics.group_ready(group)
+            for session in tuple(self._line.values()):
+                try:
+                    self._places.check_fits(session.request)
+                except OutOfKVMemoryError as error:
+                    self._end(session, EndReason.FAILED, error)
+            self._line_changed()
 
-    @property
-    def waiting(self) -> tuple[EngineSession, ...]:
-        """Sessions in line, first come first."""
-        return tuple(self._waiting.values())
+    def lose_group(self, error: WorkerFailedError) -> None:
+        """End the sessions that the lost workers held; the others wait for the next group."""
+        with self.__lock:
+            self._places.offer(None)
+            for session in self._places:
+                restarted = WorkerRestartedError(f"the workers were restarted: {error}")
+                self._end(session, *(self._due_end(session) or (EndReason.FAILED, restarted)))
 
-    @property
-    def placed(self) -> tuple[EngineSession, ...]:
-        """Sessions that hold a place."""
-        return tuple(self._placed.values())
+    def fail(self, error: OmniError) -> None:
+        """End the engine permanently, and all sessions."""
+        with self.__lock:
+            # Copies: sessions must not share (and extend) one traceback.
+            self.failure = copy.copy(error)
+            self._places.offer(None)
+            for session in (*self._places, *self._line.values()):
+                self._end(session, EndReason.FAILED, copy.copy(error))
 
-    @property
-    def sessions(self) -> tuple[EngineSession, ...]:
-        """All sessions."""
-        return self.placed + self.waiting
+    def next_task(self) -> Task | None:
+        """Say what the workers do next.
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of KV pages that the placed sessions hold on one rank."""
-        group = self._group
-        return 0 if group is None else self._held_pages(group) * group.page_bytes
-
-    def find(self, session_id: str) -> EngineSession | None:
-        """A session, wherever it stands."""
-        return self._waiting.get(session_id) or self._placed.get(session_id)
-
-    def adopt(self, group: WorkerReady) -> None:
-        """Give out the places and pages of a new worker group."""
-        self._group = group
-        self._max_sessions = group.sessions
-        self._refused = None
-
-    def lose_group(self) -> None:
-        """Place nobody until there is another group."""
-        self._group = None
-
-    def check_fits(self, request: SessionRequest) -> None:
-        """Refuse what no end of other sessions could make room for.
-
-        Raises:
-            OutOfKVMemoryError: if the whole pool is too small.
+        Without a task, sleep until a call may have brought one or a paced session may go on, for
+        :data:`IDLE_CHECK_S` at most, and return ``None``.
         """
-        group = self._group
-        if group is None:
-            return
-        needed = _pages(group, request)
-        if needed > group.num_pages:
-            raise OutOfKVMemoryError(
-                f"{request.width}x{request.height} needs {needed * group.page_bytes} bytes of KV "
-                f"window, the pool has {group.num_pages * group.page_bytes}; ask for less, or "
-                "raise ar_diffusion_height and ar_diffusion_width, max_num_seqs or "
-                "gpu_memory_fraction"
-            )
+        with self.__lock:
+            now_s = time.monotonic()
+            task = self._choose(now_s)
+            if task is None and not self.draining:
+                wake_at_s = self._places.wake_at_s()
+                idle_s = IDLE_CHECK_S if wake_at_s is None else wake_at_s - now_s
+                self.__lock.wait(min(max(idle_s, 0.0), IDLE_CHECK_S))
+            return task
 
-    def misfits(self) -> list[tuple[EngineSession, OutOfKVMemoryError]]:
-        """Who waits for pages that this group does not have, and came before it was there."""
-        found = []
-        for session in self.waiting:
-            try:
-                self.check_fits(session.request)
-            except OutOfKVMemoryError as error:
-                found.append((session, error))
-        return found
+    def chunk_made(self, task: ChunkTask, result: ChunkResult) -> None:
+        """Hand a chunk to its client."""
+        session = task.session
+        with self.__lock:
+            self.metrics.chunk_ready(session, result.ready_s)
+            session.chunk_made(result.ready_s)
+            session.emit(ChunkReady(result, task.receipt, last=session.finished))
 
-    def enqueue(self, session: EngineSession) -> None:
-        """Put a session at the end of the line.
+    def restarted(self, task: RestartTask) -> None:
+        """Begin again with chunk 0 of a session, which the workers have opened anew."""
+        with self.__lock:
+            task.session.restart(task.request, time.monotonic())
+            task.session.emit(WasReset())
 
-        Raises:
-            ServerFullError: if it would have to wait and the line is full.
+    def task_done(self, session: EngineSession, error: OmniError | None = None) -> None:
+        """Take a session back from the workers.
+
+        Args:
+            error: what the task raised; the session ends by it. One for which the workers had no
+                room after all waits again instead, as long as others may make room.
         """
-        self._waiting[session.session_id] = session
-        num_queued = len(self._waiting) - self._num_placeable()
-        if num_queued > self.max_queued:
-            del self._waiting[session.session_id]
+        with self.__lock:
+            if session.status is SessionStatus.OPENING:
+                if error is None:
+                    now_s = time.monotonic()
+                    self.metrics.opened(session, now_s)
+                    session.emit(Opened(now_s))
+                elif isinstance(error, OutOfKVMemoryError) and len(self._places) > 1:
+                    self._put_off(session)
+                    return
+            session.error = error
+            session.move_to(SessionStatus.OPEN)
+
+    def tell_end(
+        self, session: EngineSession, reason: EndReason, error: OmniError | None, peak_bytes: int
+    ) -> None:
+        """Count the end of a session that was taken out, log it, and tell its client.
+
+        Args:
+            peak_bytes: peak memory of the rank that used most, after a finished rollout.
+        """
+        self.metrics.ended(session, reason, error, peak_bytes)
+        session.emit(Ended(reason, error, peak_bytes))
+
+    # ------------------------------------------------------------ decisions
+
+    def _choose(self, now_s: float) -> Task | None:
+        for session in self._places:
+            if (end := self._due_end(session)) is not None:
+                self._take_out(session)
+                return EndTask(session, *end)
+        if self._num_placeable():
+            _, session = self._line.popitem(last=False)
+            self._places.take(session)
+            session.move_to(SessionStatus.OPENING)
+            self._line_changed()
+            return OpenTask(session)
+        session = self._places.pick(now_s)
+        if session is None:
+            return None
+        session.move_to(SessionStatus.RUNNING)
+        if session.resets:
+            return RestartTask(session, session.request_after_resets())
+        return ChunkTask(session, *session.plan_chunk(now_s))
+
+    def _due_end(self, session: EngineSession) -> tuple[EndReason, OmniError | None] | None:
+        """Why a session ends now, if it does."""
+        drained = (EndReason.FAILED, _shutting_down()) if self.draining else None
+        return session.due_end or drained
+
+    # ------------------------------------------------------------ line and places
+
+    def _find(self, session_id: str) -> EngineSession | None:
+        return self._line.get(session_id) or self._places.find(session_id)
+
+    def _require(self, session_id: str) -> EngineSession:
+        session = self._find(session_id)
+        if session is None:
+            raise SessionClosedError(f"there is no session {session_id}")
+        return session
+
+    def _enqueue(self, session: EngineSession) -> None:
+        self._line[session.session_id] = session
+        num_queued = len(self._line) - self._num_placeable()
+        if num_queued > self._max_queued:
+            del self._line[session.session_id]
             raise ServerFullError(
-                f"{len(self._placed)} of {self._max_sessions} sessions run and "
-                f"{num_queued - 1} of {self.max_queued} wait; try again later (max_num_seqs, "
-                "max_queued)"
+                f"{len(self._places)} of {self.max_sessions} sessions run and {num_queued - 1} of "
+                f"{self._max_queued} wait; try again later (max_num_seqs, max_queued)"
             )
-
-    def next_to_place(self) -> EngineSession | None:
-        """The head of the line, if a place and its pages are free."""
-        return self.waiting[0] if self._num_placeable() else None
-
-    def place(self, session: EngineSession) -> None:
-        """Move a session from the line to a place."""
-        del self._waiting[session.session_id]
-        self._placed[session.session_id] = session
-
-    def refused(self, session: EngineSession) -> None:
-        """The workers had no room for the head after all: try again when a place is given up."""
-        self._refused = session
-
-    def remove(self, session: EngineSession) -> bool:
-        """Forget a session wherever it stands; whether it stood anywhere."""
-        if self._waiting.pop(session.session_id, None) is not None:
-            return True
-        self._refused = None
-        return self._placed.pop(session.session_id, None) is not None
-
-    def announce_positions(self) -> None:
-        """Tell its place in the line to every session that has to wait."""
-        for position, session in enumerate(self.waiting[self._num_placeable() :], start=1):
-            session.emit(Waiting(position))
-
-    def pick(self, now_s: float) -> EngineSession | None:
-        """The session whose viewer needs a chunk first, among those that may run now."""
-        ready = [
-            session
-            for session in self._placed.values()
-            if (start := session.runnable_at_s()) is not None and start <= now_s
-        ]
-        return min(ready, key=lambda session: session.deadline_s, default=None)
-
-    def wake_at_s(self) -> float | None:
-        """When the next session may run, if nothing else happens before."""
-        starts = (session.runnable_at_s() for session in self._placed.values())
-        return min((start for start in starts if start is not None), default=None)
 
     def _num_placeable(self) -> int:
-        """Sessions at the head of the line that can be placed now."""
-        group = self._group
-        if group is None:
-            return 0
-        free_places = max(self._max_sessions - len(self._placed), 0)
-        free_pages = group.num_pages - self._held_pages(group)
-        for index, session in enumerate(self.waiting[:free_places]):
-            free_pages -= _pages(group, session.request)
-            if free_pages < 0 or session is self._refused:
-                return index
-        return min(free_places, len(self._waiting))
+        return self._places.num_placeable(self._line.values())
 
-    def _held_pages(self, group: WorkerReady) -> int:
-        return sum(_pages(group, session.request) for session in self._placed.values())
+    def _line_changed(self) -> None:
+        """Tell its position to every session that has to wait, and count."""
+        waiting = tuple(self._line.values())[self._num_placeable() :]
+        for position, session in enumerate(waiting, start=1):
+            session.emit(Waiting(position))
+        self.metrics.line_changed(
+            placed=len(self._places), waiting=len(self._line), held_bytes=self._places.held_bytes
+        )
+
+    def _put_off(self, session: EngineSession) -> None:
+        """Put a session that the workers had no room for back to the head of the line."""
+        self._places.put_off(session)
+        session.move_to(SessionStatus.WAITING)
+        self._line[session.session_id] = session
+        self._line.move_to_end(session.session_id, last=False)
+        self._line_changed()
+        if (end := self._due_end(session)) is not None:
+            self._end(session, *end)
+
+    def _end(
+        self, session: EngineSession, reason: EndReason, error: OmniError | None = None
+    ) -> None:
+        """End a session of which the workers hold nothing."""
+        self._take_out(session)
+        self.tell_end(session, reason, error, peak_bytes=0)
+
+    def _take_out(self, session: EngineSession) -> None:
+        if self._line.pop(session.session_id, None) is None:
+            self._places.give_up(session)
+        session.move_to(SessionStatus.CLOSED)
+        self._line_changed()
 
 
-def _pages(group: WorkerReady, request: SessionRequest) -> int:
-    """Pages that a session takes."""
-    return group.pages_for(VideoGeometry(request.height, request.width).tokens_per_frame)
+def _shutting_down() -> SessionClosedError:
+    return SessionClosedError("the server is shutting down")

@@ -1,4 +1,4 @@
-"""One session as the engine sees it: its status, its length, its playback clock."""
+"""One session as the engine sees it: its status, its events, what the workers do for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vllm_omni.diffusion.geometry import pixel_frames_of
-from vllm_omni.diffusion.messages import ChunkResult, LiveCamera, SessionRequest
+from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult, LiveCamera, SessionRequest
 from vllm_omni.engine.interactions import ChunkReceipt, InteractionBox
 from vllm_omni.errors import InternalError, InvalidRequestError, OmniError
 
@@ -20,16 +20,19 @@ class SessionStatus(StrEnum):
 
     WAITING = "waiting"
     """In line for a place on the workers."""
+    OPENING = "opening"
+    """Got a place; the workers prepare it."""
     OPEN = "open"
     """Holds a place; its next chunk can be planned."""
     RUNNING = "running"
-    """A chunk of it is being made."""
+    """A chunk of it is being made, or it is being restarted."""
     CLOSED = "closed"
     """Ended for good; nothing of it is held anywhere."""
 
 
 _LEGAL = {
-    SessionStatus.WAITING: {SessionStatus.OPEN, SessionStatus.CLOSED},
+    SessionStatus.WAITING: {SessionStatus.OPENING, SessionStatus.CLOSED},
+    SessionStatus.OPENING: {SessionStatus.WAITING, SessionStatus.OPEN, SessionStatus.CLOSED},
     SessionStatus.OPEN: {SessionStatus.RUNNING, SessionStatus.CLOSED},
     SessionStatus.RUNNING: {SessionStatus.OPEN, SessionStatus.CLOSED},
     SessionStatus.CLOSED: set(),
@@ -150,10 +153,7 @@ class PlaybackClock:
 
 
 class EngineSession:
-    """State of one session; owned by the engine's thread.
-
-    The client's side changes ``undelivered``, ``stop_cause`` and ``resets`` under the engine's
-    lock, and ``interactions``, which guard themselves.
+    """State of one session. Its scheduler alone reads and changes it.
 
     Attributes:
         began_s: arrival or latest reset.
@@ -161,6 +161,7 @@ class EngineSession:
         chunks_total: chunks since the arrival.
         undelivered: chunks that wait for the client.
         stop_cause: set once it is to end at the next chunk boundary.
+        error: set once a task of the workers raised it; the session ends by it.
         last_chunk_s: when the latest chunk was ready.
         resumed_s: end of the latest pause, which the client caused by not reading.
     """
@@ -187,6 +188,7 @@ class EngineSession:
         self.chunks_made = self.chunks_total = 0
         self.undelivered = 0
         self.stop_cause: StopCause | None = None
+        self.error: OmniError | None = None
         self.resets: list[Callable[[SessionRequest], SessionRequest]] = []
         self.last_chunk_s = self.resumed_s = now_s
         self._resumed_late = False
@@ -199,6 +201,11 @@ class EngineSession:
         return self._status
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the session cannot make chunks yet: it stands in line or is being opened."""
+        return self._status in {SessionStatus.WAITING, SessionStatus.OPENING}
+
+    @property
     def label(self) -> str:
         """The client's id and the workers' id, for the log."""
         session = f"session {self.session_id}"
@@ -208,6 +215,15 @@ class EngineSession:
     def finished(self) -> bool:
         """Whether every chunk of the rollout has been made."""
         return self.request.num_chunks is not None and self.chunks_made >= self.request.num_chunks
+
+    @property
+    def due_end(self) -> tuple[EndReason, OmniError | None] | None:
+        """Why the session ends at this chunk boundary, if it does."""
+        if self.error is not None:
+            return EndReason.FAILED, self.error
+        if self.finished:
+            return EndReason.FINISHED, None
+        return None if self.stop_cause is None else (EndReason.STOPPED, None)
 
     def move_to(self, status: SessionStatus) -> None:
         """Change the status.
@@ -247,6 +263,10 @@ class EngineSession:
         """Whether somebody waited for the next chunk, ready now, that could have come in time."""
         could = self.options.live and not self._resumed_late and self.options.max_lead_ms != 0.0
         return could and ready_s > self.deadline_s
+
+    def plan_chunk(self, now_s: float) -> tuple[ChunkPlan, ChunkReceipt]:
+        """Fold the events that have come into the plan of the next chunk."""
+        return self.interactions.plan(self.session_id, self.chunks_made, now_s)
 
     def chunk_made(self, ready_s: float) -> None:
         """Count a chunk that goes to the client."""
@@ -297,3 +317,43 @@ class EngineSession:
         self.began_s = now_s
         self.clock = PlaybackClock(request.fps, now_s)
         self.interactions.restart(request.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """Open a session on the workers."""
+
+    session: EngineSession
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTask:
+    """Make the next chunk of a session.
+
+    Attributes:
+        receipt: what the client is told about its events together with the chunk.
+    """
+
+    session: EngineSession
+    plan: ChunkPlan
+    receipt: ChunkReceipt
+
+
+@dataclass(frozen=True, slots=True)
+class RestartTask:
+    """Close a session on the workers and open it again with another request."""
+
+    session: EngineSession
+    request: SessionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EndTask:
+    """Close a session on the workers for good; nobody can call it any more."""
+
+    session: EngineSession
+    reason: EndReason
+    error: OmniError | None
+
+
+Task = OpenTask | ChunkTask | RestartTask | EndTask

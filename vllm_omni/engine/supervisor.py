@@ -4,10 +4,18 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from vllm_omni.diffusion.executor.base import Executor
-from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.messages import WorkerReady
-from vllm_omni.engine.warmup import warm_up_plans, warm_up_request
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
+from vllm_omni.diffusion.messages import (
+    ChunkPlan,
+    GroupCapacity,
+    LiveCamera,
+    OutputKind,
+    SessionRequest,
+    SourceImage,
+)
 from vllm_omni.errors import CheckpointError, ConfigError, OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger
 
@@ -16,6 +24,7 @@ logger = get_logger(__name__)
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 600.0
 _FIRST_DELAY_S = 0.5
+_WARM_UP_ID = "warm-up"
 
 
 class WorkerSupervisor:
@@ -52,7 +61,7 @@ class WorkerSupervisor:
             raise WorkerFailedError("the worker group is not running")
         return self._executor
 
-    def start(self) -> WorkerReady:
+    def start(self) -> GroupCapacity:
         """Start a group and warm it up. Nothing of it is left when this raises.
 
         Raises:
@@ -73,7 +82,7 @@ class WorkerSupervisor:
         self._refuse_ended()
         return ready
 
-    def relaunch(self) -> WorkerReady:
+    def relaunch(self) -> GroupCapacity:
         """End what is left of the group and start another, backing off between tries.
 
         Any failure to start is tried again, since what a lost rank held may come back late, device
@@ -125,15 +134,36 @@ class WorkerSupervisor:
         self._restarts_s.append(now)
 
     @staticmethod
-    def _run_warm_up(executor: Executor, ready: WorkerReady, geometry: VideoGeometry) -> None:
+    def _run_warm_up(executor: Executor, ready: GroupCapacity, geometry: VideoGeometry) -> None:
         started = time.monotonic()
-        plans = warm_up_plans(ready)
-        executor.open_session(plans[0].session_id, warm_up_request(geometry))
+        plans = _warm_up_plans(ready)
+        executor.open_session(_WARM_UP_ID, _warm_up_request(geometry))
         for number, plan in enumerate(plans, 1):
             logger.info("warm-up: chunk %d of %d", number, len(plans))
             executor.run_chunk(plan, lambda _: None)
-        executor.close_session(plans[0].session_id)
+        executor.close_session(_WARM_UP_ID)
         logger.info(
             "warmed up %d chunks at %s in %.1f s",
             *(len(plans), geometry, time.monotonic() - started),
         )
+
+
+def _warm_up_request(geometry: VideoGeometry) -> SessionRequest:
+    """A grey picture and a still camera at a configured size."""
+    return SessionRequest(
+        prompt="warm-up",
+        image=SourceImage(rgb=np.full((geometry.height, geometry.width, 3), 127, np.uint8)),
+        height=geometry.height,
+        width=geometry.width,
+        num_chunks=None,
+        seed=0,
+        camera=LiveCamera(),
+        output=OutputKind.UINT8,
+    )
+
+
+def _warm_up_plans(ready: GroupCapacity) -> list[ChunkPlan]:
+    """Chunks until the window is full and has rolled once."""
+    filling = -(-ready.window_frames // LATENT_FRAMES_PER_CHUNK)
+    still = np.broadcast_to(np.eye(4), (LATENT_FRAMES_PER_CHUNK, 4, 4)).copy()
+    return [ChunkPlan(_WARM_UP_ID, index, poses=still) for index in range(filling + 2)]

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.local_server import MODEL, tiny_deployment
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.diffusion.messages import WorkerReady
+from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.supervisor import WorkerSupervisor
@@ -27,7 +27,7 @@ class Hanging(FakeExecutor):
         super().__init__()
         self.ended = threading.Event()
 
-    def start(self) -> WorkerReady:
+    def start(self) -> GroupCapacity:
         assert self.ended.wait(60), "nobody ended the workers"
         return super().start()
 

@@ -11,7 +11,7 @@ from tests.helpers.local_server import MODEL, local_server, wait_until
 from tests.helpers.socket_client import socket_client, start_message
 from vllm_omni import __version__
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.diffusion.messages import WorkerReady
+from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.errors import CheckpointError, WorkerFailedError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
@@ -41,7 +41,7 @@ class Loading(FakeExecutor):
         super().__init__()
         self.go_on = threading.Event()
 
-    def start(self) -> WorkerReady:
+    def start(self) -> GroupCapacity:
         assert self.go_on.wait(20), "nobody let it go on"
         return super().start()
 
@@ -63,7 +63,7 @@ async def test_health_while_workers_are_restarted():
 
 async def test_who_waits_while_the_engine_loads_is_told_that_it_failed():
     class Broken(FakeExecutor):
-        def start(self) -> WorkerReady:
+        def start(self) -> GroupCapacity:
             raise CheckpointError("a tensor is missing")
 
     with local_server(Broken(), start_engine=False) as server:

@@ -7,8 +7,8 @@ from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,
     ChunkTimings,
+    GroupCapacity,
     SessionRequest,
-    WorkerReady,
 )
 
 
@@ -19,7 +19,7 @@ class Executor(Protocol):
     Every call raises WorkerFailedError when the group is lost.
     """
 
-    def start(self) -> WorkerReady:
+    def start(self) -> GroupCapacity:
         """Load the model on all ranks and say what they can hold."""
         ...
 

@@ -7,8 +7,8 @@ from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,
     ChunkTimings,
+    GroupCapacity,
     SessionRequest,
-    WorkerReady,
 )
 from vllm_omni.diffusion.worker.process import prepare_environment
 from vllm_omni.diffusion.worker.worker import Worker
@@ -27,7 +27,7 @@ class InlineExecutor:
         self._config = config
         self._worker: Worker | None = None
 
-    def start(self) -> WorkerReady:
+    def start(self) -> GroupCapacity:
         """Set the deployment's environment in this process, then load the model."""
         prepare_environment(self._config)
         self._worker = Worker(self._config)

@@ -13,8 +13,8 @@ from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,
     ChunkTimings,
+    GroupCapacity,
     SessionRequest,
-    WorkerReady,
 )
 from vllm_omni.diffusion.worker import process
 from vllm_omni.diffusion.worker.commands import (
@@ -73,7 +73,7 @@ class MultiprocExecutor:
             raise WorkerFailedError("the worker processes are not running")
         return group
 
-    def start(self) -> WorkerReady:
+    def start(self) -> GroupCapacity:
         """Start all ranks and wait until each has loaded the model."""
         with self._changing:
             if self._group is not None:
@@ -177,12 +177,12 @@ class MultiprocExecutor:
             self._drop()
             raise
 
-    def _gather_ready(self, deadline_s: float) -> list[WorkerReady]:
+    def _gather_ready(self, deadline_s: float) -> list[GroupCapacity]:
         """What every rank says of itself, or the first refusal: its peers may wait for it."""
         ready = []
         for rank in range(self.group.world_size):
             match self._receive(rank, deadline_s, "its start"):
-                case Done(WorkerReady() as found):
+                case Done(GroupCapacity() as found):
                     ready.append(found)
                 case Refused() as refusal:
                     raise _shared_error([refusal])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
-from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, SessionRequest, WorkerReady
+from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, GroupCapacity, SessionRequest
 from vllm_omni.errors import OmniError
 
 
@@ -88,7 +88,7 @@ class ChunkReady:
 class Done:
     """The command was carried out."""
 
-    value: WorkerReady | ChunkTimings | ExchangeTraffic | int | None = None
+    value: GroupCapacity | ChunkTimings | ExchangeTraffic | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,
     ChunkTimings,
+    GroupCapacity,
     SessionRequest,
-    WorkerReady,
 )
 from vllm_omni.diffusion.models.interface import LiveSession, RealtimePipeline
 from vllm_omni.diffusion.models.lingbot_world.config import PIPELINE_CLASS
@@ -53,7 +53,7 @@ class Worker:
         self.pipeline.bind_pool(self.pool)
         self.runner = ChunkRunner(self.pipeline, self.platform)
         self._agreement = Agreement(parallel.control)
-        self.ready = WorkerReady(
+        self.ready = GroupCapacity(
             sessions=budget.sessions,
             num_pages=budget.num_pages,
             page_tokens=spec.page_tokens,
