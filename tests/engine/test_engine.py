@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -244,6 +245,38 @@ def test_a_session_that_comes_while_the_loop_falls_asleep_wakes_it(monkeypatch):
     wait_until(lambda: bool(opened))
     assert chunk_indices(opened[0].rest()) == [0, 1, 2]
     bench.engine.close()
+
+
+class TestASleepingLoopIsWoken:
+    """The only session is paused, since its client takes nothing, and the loop sleeps for ever."""
+
+    @pytest.fixture
+    def paused(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(scheduler, "IDLE_CHECK_S", 60.0)
+        bench = Bench(FakeExecutor(sessions=2))
+        reader = bench.open(num_chunks=None)
+        wait_until(lambda: len(bench.executors[0].plans) == 2)
+        time.sleep(0.1)  # Enough to fall asleep; if not, the test asks less.
+        yield bench, reader
+        bench.engine.close()
+
+    def test_by_a_stop(self, paused):
+        bench, reader = paused
+        bench.engine.stop(reader.session_id)
+        assert reader.rest()[-1].reason is EndReason.STOPPED
+
+    def test_by_a_drain(self, paused):
+        bench, reader = paused
+        bench.engine.drain()
+        assert isinstance(reader.rest()[-1].error, SessionClosedError)
+
+    def test_by_a_client_that_takes_a_chunk(self, paused):
+        _, reader = paused
+        assert chunk_indices([reader.until(ChunkReady) for _ in range(4)]) == [0, 1, 2, 3]
+
+    def test_by_another_client(self, paused):
+        bench, _ = paused
+        assert chunk_indices(bench.open().rest()) == [0, 1, 2]
 
 
 def test_closing_while_a_group_is_relaunched_starts_no_other():

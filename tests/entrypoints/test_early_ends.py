@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni import AsyncOmni, Omni
-from vllm_omni.errors import InvalidRequestError
+from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
@@ -83,7 +83,7 @@ def test_an_interrupted_wait_ends_the_rollout_and_passes_on(monkeypatch: pytest.
         monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", submit_then_interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(outputs)
-        with pytest.raises(InvalidRequestError, match="closed"):
+        with pytest.raises(SessionClosedError, match="closed"):
             omni.generate(PROMPT, params())
 
 

@@ -187,7 +187,6 @@ class Scheduler:
         """
         with self.__lock:
             self._require(session_id).add_reset(change)
-            self.__lock.notify()
 
     def delivered(self, session_id: str) -> None:
         """Say that the client has taken one chunk."""
