@@ -5,6 +5,7 @@
 #   make soak    the long-run tests (1000 chunks)
 #   make serve-demo   a server with the tiny checkpoint and its web page on 127.0.0.1:8000
 #   make test-web     the tests of the web page, in a headless Chromium of the system
+#   make docs         the documentation as a site in build/docs
 #   make test-npu-sim the genuine torch_npu on a simulated runtime (gcc; an environment of its own)
 #   make test-vllm    the tests of the linears on vLLM, in an environment of their own (2.2 GB)
 
@@ -30,7 +31,7 @@ NPU_SIM_STAMP := $(NPU_SIM_VENV)/.installed
 export OMP_NUM_THREADS = 1
 
 .PHONY: setup demo test check static unit soak serve-demo test-web vllm-env test-vllm clean
-.PHONY: npu-sim-env test-npu-sim
+.PHONY: npu-sim-env test-npu-sim docs
 
 setup: $(DEV_STAMP)
 
@@ -76,6 +77,11 @@ serve-demo: $(RUN_STAMP)
 test-web: $(DEV_STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,web-test]'
 	$(BIN)/python -m pytest tests/web
+
+docs: $(RUN_STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open build/docs/index.html; it needs no server and no network."
 
 # The list is complete and frozen; what vLLM asks for beyond it does not load here, see the list.
 vllm-env: $(VLLM_STAMP)

@@ -31,8 +31,8 @@ _TYPE_WORDS = {"bool": "bool", "int": "int", "float": "number", "str": "text"}
 
 _DEPLOY_INTRO = """# Deploy file
 
-A deploy file is YAML. An unknown key, at any level, is an error that names the closest known key;
-so is a key given twice, or a stage other than 0. A value that cannot be honoured is refused before
+For operators. A deploy file is YAML. An unknown key, at any level, is an error that names the
+closest known key; so is a key given twice, or a stage other than 0. A value that cannot be honoured is refused before
 anything is started. Keys marked *no effect* are accepted, change nothing and are reported once.
 
 From the strongest to the weakest: per-stage override (`--stage-overrides '{"0": {...}}'`, or the
@@ -56,6 +56,8 @@ and where each came from are logged once at start-up.
 """
 
 _CLI_INTRO = """# `vllm-omni serve`
+
+For operators: every flag.
 
     vllm-omni serve MODEL --omni [--deploy-config FILE] [flags]
 

@@ -1,0 +1,88 @@
+"""The documentation as a site: every page is led to and says for whom it is, examples run."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import av
+import pytest
+import yaml
+
+from tests.helpers.server import tiny_server
+from tests.helpers.videos import PICTURE
+from tests.test_readme_commands import blocks
+
+__all__ = ["tiny_server"]
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
+READERS = "operators|developers|users|visitors|newcomers|readers|whoever|everybody"
+
+
+def led_to(entry: object) -> list[str]:
+    """Pages of a part of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    below = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in below for page in led_to(part)]
+
+
+def test_the_navigation_leads_to_every_page_once():
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert sorted(led_to(settings["nav"])) == PAGES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_at_its_top_for_whom_it_is(page):
+    text = re.sub(r"<!--.*?-->", "", (DOCS / page).read_text())
+    _, first, *_ = re.split(r"\n\s*\n", text.strip())
+    assert re.search(rf"\b[Ff]or ({READERS})\b", first), first
+
+
+def test_the_page_for_those_who_switch_is_short_and_names_what_exists():
+    text = (DOCS / "coming_from_vllm_omni.md").read_text()
+    assert len(text.splitlines()) <= 40
+    models = re.findall(r"`models/([\w/.]+)`", text)
+    assert len(models) == 2
+    assert [
+        name for name in models if not (ROOT / "vllm_omni/diffusion/models" / name).exists()
+    ] == []
+
+
+def test_the_client_of_the_docs_makes_a_video(tiny_server, tmp_path, monkeypatch):
+    (example,) = blocks(DOCS / "tasks" / "client.md", "python")
+    for told, here in {
+        '"ws://127.0.0.1:8000"': f'"ws://127.0.0.1:{tiny_server.port}"',
+        '"832x480"': '"96x64"',
+    }.items():
+        assert example.count(told) == 1
+        example = example.replace(told, here)
+    monkeypatch.chdir(tmp_path)
+    Path("first.png").write_bytes(PICTURE)
+    done = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    with av.open("world.mp4") as video:
+        assert sum(1 for _ in video.decode(video=0)) == 45
+
+
+def test_the_site_is_built_without_a_warning(tmp_path):
+    needed = ("material", "mkdocstrings_handlers")
+    if any(importlib.util.find_spec(name) is None for name in needed):
+        pytest.skip("mkdocs-material or mkdocstrings is not installed; `make docs` installs them")
+    run = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    html = {page: page.read_text() for page in tmp_path.rglob("*.html")}
+    fetched = re.compile(r'(?:src|<link[^>]+href)="https?://')
+    assert [page for page, text in html.items() if fetched.search(text)] == []
+    assert (tmp_path / "search" / "search_index.js").stat().st_size > 0
+    assert "submit_interaction_async" in html[tmp_path / "reference" / "python.html"]
