@@ -32,8 +32,9 @@ _TYPE_WORDS = {"bool": "bool", "int": "int", "float": "number", "str": "text"}
 _DEPLOY_INTRO = """# Deploy file
 
 For operators. A deploy file is YAML. An unknown key, at any level, is an error that names the
-closest known key; so is a key given twice, or a stage other than 0. A value that cannot be honoured is refused before
-anything is started. Keys marked *no effect* are accepted, change nothing and are reported once.
+closest known key; so is a key given twice, or a stage other than 0. A value that cannot be
+honoured is refused before anything is started. Keys marked *no effect* are accepted, change
+nothing and are reported once.
 
 From the strongest to the weakest: per-stage override (`--stage-overrides '{"0": {...}}'`, or the
 keyword argument `stage_0_KEY`), flag or keyword argument, deploy file, its section for the
