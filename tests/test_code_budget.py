@@ -1,6 +1,7 @@
 """Limits on the size and the habits of the code, without exemptions."""
 
 import ast
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,13 @@ NPU_FILES = {
 CATCH_SITES = {"vllm_omni/experimental/ar_diffusion/runner.py:_closing"}
 """``path:function`` of the handlers that catch everything and do not raise again. There may be
 two: the one that ends a session and the one that ends a process."""
+
+TEST_AS_LIBRARY = re.compile(
+    r"^\s*(?:from|import) tests\.(?:\w+\.)*(?:test|check)_\w+"
+    r"|^\s*from tests[.\w]* import .*\btest_",
+    re.MULTILINE,
+)
+"""An import of a test module, also in a script that a test writes."""
 
 Rule = Callable[[str, ast.Module], Iterator[tuple[int, str]]]
 
@@ -146,6 +154,23 @@ def test_no_file_is_long():
         for path in python_files(*PRODUCT, "tests")
     }
     assert {name: lines for name, lines in sizes.items() if lines > MAX_FILE_LINES} == {}
+
+
+def test_no_test_module_is_a_library():
+    """What several test modules need lives in ``tests/helpers``, or beside them by another name."""
+    importing = [
+        path.relative_to(ROOT).as_posix()
+        for path in python_files("tests", "benchmarks", "examples")
+        if TEST_AS_LIBRARY.search(path.read_text())
+    ]
+    assert importing == []
+    for offence in (
+        "from tests.a.test_b import c",
+        "import tests.a.check_b",
+        "from tests.a import test_b",
+    ):
+        assert TEST_AS_LIBRARY.search(f"x = 1\n    {offence}\n")
+    assert not TEST_AS_LIBRARY.search("from tests.helpers.mark import hardware_test\n")
 
 
 def test_most_functions_are_short():

@@ -25,6 +25,7 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 UNIT = ROOT / "deploy" / "systemd" / "vllm-omni.service"
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 GRAFANA = ROOT / "deploy" / "grafana"
+DASHBOARD = GRAFANA / "dashboards" / "lingbot_world.json"
 DEFAULTS = ServerConfig(("m",))
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?([-?])([^}]*))?\}")
 
@@ -197,3 +198,12 @@ def in_repository(name: str) -> Path:
         if name.startswith(f"{target}/") and not copy.text.startswith("--from"):
             return ROOT / sources[0] / Path(name).name
     return Path(name)
+
+
+def panels() -> list[dict]:
+    return [p for p in json.loads(DASHBOARD.read_text())["panels"] if p["type"] != "row"]
+
+
+def alerts() -> list[dict]:
+    groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]

@@ -11,7 +11,16 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.deploy.files import COMPOSE, GRAFANA, PROMETHEUS, ROOT, compose
+from tests.deploy.files import (
+    COMPOSE,
+    DASHBOARD,
+    GRAFANA,
+    PROMETHEUS,
+    ROOT,
+    alerts,
+    compose,
+    panels,
+)
 from tests.deploy.promql import filled_in, grouped_by, selectors
 from tests.deploy.served import plain_server
 from tests.helpers.videos import BODY, SYNC
@@ -20,19 +29,9 @@ __all__ = ["plain_server"]
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
-DASHBOARD = GRAFANA / "dashboards" / "lingbot_world.json"
 ALERT_TEST = Path(__file__).with_name("alerts_test.yaml")
 OF_PROMETHEUS = {"job", "instance"}
 """Labels that a scrape adds."""
-
-
-def panels() -> list[dict]:
-    return [p for p in json.loads(DASHBOARD.read_text())["panels"] if p["type"] != "row"]
-
-
-def alerts() -> list[dict]:
-    groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
 
 
 def expressions() -> dict[str, str]:

@@ -10,10 +10,9 @@ import httpx
 import pytest
 import yaml
 
-from tests.deploy.files import PROMETHEUS
+from tests.deploy.files import PROMETHEUS, alerts, panels
 from tests.deploy.promql import filled_in
 from tests.deploy.served import plain_server
-from tests.deploy.test_monitoring import alerts, panels
 from tests.helpers.server import free_port
 from tests.helpers.socket_client import socket_client, start_message
 from tests.helpers.videos import BODY, SYNC

@@ -4,68 +4,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tests.helpers.distributed import run_ranks
+from tests.helpers.linear_layers import DIM, Layers, checkpoint, tokens
 from tests.vllm.installed import BACKENDS, VLLM_WARNS
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
-from vllm_omni.diffusion.layers.linear import (
-    ColumnParallelLinear,
-    PlainLinearMethod,
-    QKVParallelLinear,
-    ReplicatedLinear,
-    RowParallelLinear,
-)
 from vllm_omni.diffusion.layers.linear_backend import create_linear_backend
 from vllm_omni.diffusion.layers.weights import weight_targets
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu, VLLM_WARNS]
 
-DIM, WIDE, TOKENS, HEADS = 64, 160, 37, 4
 TOLERANCE = {
     torch.float32: {"rtol": 0.0, "atol": 1e-5},
     # One unit in the last place is 2**-7 of a value at most; near zero the sum's own float32
     # rounding is what is left.
     torch.bfloat16: {"rtol": 2.0**-7, "atol": 1e-5},
 }
-
-
-class Layers(nn.Module):
-    """One of each kind, with the names that the checkpoint has."""
-
-    def __init__(self, state: ParallelState, dtype: torch.dtype) -> None:
-        super().__init__()
-        method, group = PlainLinearMethod(), state.tensor
-        self.attn = nn.Module()
-        self.attn.qkv = QKVParallelLinear(DIM, dtype, method, group=group)
-        self.ffn = nn.Sequential(
-            ColumnParallelLinear(DIM, WIDE, dtype, method, group=group),
-            nn.GELU(approximate="tanh"),
-            RowParallelLinear(WIDE, DIM, dtype, method, group=group),
-        )
-        self.head = ReplicatedLinear(DIM, 48, dtype, method)
-
-
-def draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def checkpoint(dtype: torch.dtype) -> dict[str, Tensor]:
-    """Whole tensors of unit scale outputs, under the names of a checkpoint."""
-    shapes = {f"attn.{part}": (DIM, DIM) for part in "qkv"}
-    shapes |= {"ffn.0": (WIDE, DIM), "ffn.2": (DIM, WIDE), "head": (48, DIM)}
-    tensors = {}
-    for seed, (name, shape) in enumerate(shapes.items()):
-        tensors[f"{name}.weight"] = (draw(*shape, seed=seed) * shape[1] ** -0.5).to(dtype)
-        tensors[f"{name}.bias"] = draw(shape[0], seed=100 + seed).to(dtype)
-    return tensors
-
-
-def tokens(dtype: torch.dtype, sequence_rank: int) -> Tensor:
-    """Other tokens on each sequence-parallel rank, the same on all that share weights."""
-    return draw(TOKENS, DIM, seed=1000 + sequence_rank).to(dtype)
 
 
 def products(state: ParallelState, name: str, dtype: torch.dtype) -> dict[str, Tensor]:

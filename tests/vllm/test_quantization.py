@@ -14,10 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from tests.helpers.distributed import run_ranks
+from tests.helpers.linear_layers import DIM, Layers, checkpoint, draw, tokens
 from tests.helpers.rollouts import roll
 from tests.helpers.tiny import tiny_checkpoint_dir
 from tests.vllm.installed import VLLM_WARNS, requires_vllm
-from tests.vllm.test_linear_battery import DIM, Layers, checkpoint, draw, tokens
 from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import VideoGeometry

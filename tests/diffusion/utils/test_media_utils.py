@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 
-from tests.diffusion.utils.test_video_writer import HEIGHT, WIDTH, moving_picture
+from tests.helpers.moving_picture import HEIGHT, WIDTH, moving_picture
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.errors import InvalidRequestError
 

@@ -9,22 +9,11 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.helpers.moving_picture import HEIGHT, WIDTH, moving_picture
 from vllm_omni.diffusion.utils.video_writer import VideoWriter
 from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
-
-HEIGHT, WIDTH = 64, 96
-
-
-def moving_picture(pixel_frames: int) -> np.ndarray:
-    """Smooth gradients that change with time; every frame differs from its neighbours."""
-    rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]
-    frames = [
-        np.stack([columns * 2 + index, rows * 3, np.full_like(rows, 40 + 4 * index)], axis=-1)
-        for index in range(pixel_frames)
-    ]
-    return np.clip(np.stack(frames), 0, 255).astype(np.uint8)
 
 
 def test_frames_come_back_in_order_and_on_time(tmp_path):

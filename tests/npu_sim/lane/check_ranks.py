@@ -5,6 +5,7 @@ picture each and gather the pixels at the root. In late order every exchange tha
 for would change bytes.
 """
 
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +31,8 @@ RANKS = 4
 CHUNKS = {OutputKind.LATENT: 4, OutputKind.UINT8: 2}
 """The tiny window of nine latent frames rolls in the fourth chunk."""
 PROMPTS = {2: PromptStep("a frozen lake", 1.0)}
+GRAPHS = 2 * 3
+"""Two slots for each layer of the tiny model, on each rank."""
 
 
 def worlds(device_type: str, order: str, chunks=CHUNKS, **changes) -> list[list[np.ndarray]]:
@@ -65,6 +68,22 @@ def on_host():
 def test_four_devices_make_the_bytes_of_four_processes_on_the_cpu(on_host, order):
     """Bitwise, latents and pixels."""
     assert same_worlds(worlds("npu", order), on_host)
+
+
+def test_four_ranks_over_leased_graphs_make_the_bytes_of_four_without(on_host, capfd, caplog):
+    """Bitwise, in late order; every rank captured, and no session did without.
+
+    The exchange that brings the attention back writes over HCCL into a slot's buffer, and the next
+    replay reads it.
+    """
+    caplog.set_level(logging.INFO, logger="vllm_omni")  # which the ranks inherit
+    capfd.readouterr()
+    made = worlds("npu", "deferred", leased_post_attention=True)
+    log = capfd.readouterr().err
+    assert log.count(f"captured {GRAPHS} post-attention graphs") == RANKS
+    assert log.count("with the npu runtime") == RANKS
+    assert "runs without post-attention graphs" not in log
+    assert same_worlds(made, on_host)
 
 
 TWO = {"parallel": DiffusionParallelConfig(ulysses_degree=2)}

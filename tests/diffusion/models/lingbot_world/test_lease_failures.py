@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.diffusion.models.lingbot_world.test_lingbot_leased_post_attention import (
+from tests.helpers.leases import (
     SIDE,
     SIZE,
     attended,

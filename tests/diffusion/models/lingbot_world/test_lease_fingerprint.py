@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.modules import module as torch_module
 
-from tests.diffusion.models.lingbot_world.test_lingbot_leased_post_attention import (
+from tests.helpers.leases import (
     DIM,
     attended,
     inference,
