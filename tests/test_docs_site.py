@@ -10,9 +10,9 @@ import av
 import pytest
 import yaml
 
+from tests.helpers.pages import blocks
 from tests.helpers.server import tiny_server
 from tests.helpers.videos import PICTURE
-from tests.test_readme_commands import blocks
 
 __all__ = ["tiny_server"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers.pages import blocks
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni.diffusion.utils.camera_paths import gliding_path, write_camera_path
 from vllm_omni.diffusion.utils.scenes import draw_scene
@@ -20,11 +21,6 @@ pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    """Code blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def command_lines(first_word: str) -> list[str]:
