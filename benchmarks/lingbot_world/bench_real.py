@@ -26,7 +26,7 @@ from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear import PlainLinearMethod
-from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow, LayerParts
+from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
 from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
 from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS, LingBotWorldConfig
@@ -176,13 +176,9 @@ class RealBench:
     def layer(self) -> dict[str, float | None]:
         """One layer of a probe with the window full."""
         block, start = self.transformer.blocks[0], self.counts.window_latent_frames
-        context = self._context(start)
-        window = next(context.window.by_layer())
+        layer = next(self._context(start).layers())
         x, time = self._random(self.counts.chunk_tokens, self.counts.dim), self._time(1000.0)
-        ms = self.clock.median(
-            lambda: block(x, time, context.camera[0], text=context.text[0], window=window),
-            self.scale.repeats,
-        )
+        ms = self.clock.median(lambda: block(x, time, layer), self.scale.repeats)
         flops = layer_flops(self.counts, self.counts.window_tokens)
         bound = None
         if self.rates:
@@ -259,13 +255,10 @@ class RealBench:
         return rates.attn_p * best_fill(self.counts, ranks=1, processors=rates.processors)
 
     def _context(self, start: int) -> ChunkContext:
-        window = ChunkWindow(
-            layers=self.pool.layers,
-            plan=self.kv.plan(start, LATENT_FRAMES_PER_CHUNK),
-            rotary=self.transformer.rotary_tables(self.scale.geometry, start, self.device),
-        )
         camera = self._random(CAMERA_CHANNELS, *self._latent_size())
-        return ChunkContext(self.transformer.embed_camera(camera), self.text, window)
+        return self.transformer.context(
+            camera, self.text, self.kv, geometry=self.scale.geometry, start_latent_frame=start
+        )
 
     def _time(self, timestep: float) -> TimeEmbedding:
         return self.transformer.embed_time(torch.tensor([timestep]))

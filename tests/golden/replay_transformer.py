@@ -23,7 +23,7 @@ from vllm_omni.diffusion.geometry import (
     VideoGeometry,
 )
 from vllm_omni.diffusion.layers.linear import PlainLinearMethod
-from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow, LayerParts
+from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
 from vllm_omni.diffusion.models.lingbot_world.load import load_transformer
 from vllm_omni.diffusion.models.lingbot_world.schedule import COMMIT_TIMESTEP, DmdSchedule
@@ -156,13 +156,11 @@ class _Rollout:
         return noisy - self.schedule.sigmas[-1] * self._made[f"{last}.flow"].float()
 
     def _context(self, start: int, camera: torch.Tensor) -> ChunkContext:
-        window = ChunkWindow(
-            layers=self.pool.layers,
-            plan=self.kv.plan(start, LATENT_FRAMES_PER_CHUNK),
-            rotary=self.transformer.rotary_tables(self.geometry, start, _CPU),
+        context = self.transformer.context(
+            camera, self.text, self.kv, geometry=self.geometry, start_latent_frame=start
         )
-        self.start, self.window = start, window
-        return ChunkContext(self.transformer.embed_camera(camera), self.text, window)
+        self.start, self.rotary = start, context.rotary
+        return context
 
     def _time(self, timestep: float) -> object:
         return self.transformer.embed_time(torch.tensor([timestep], dtype=torch.float32))
@@ -188,7 +186,7 @@ class _Rollout:
         if wanted - {f"{call}.flow", f"{call}.hidden_states"}:
             # Time is embedded before the calls, so this call's own is embedded once more.
             self._time(self._timestep(call))
-            taps = self.taps.snapshot(flow, self.kv, self.window, self.start)
+            taps = self.taps.snapshot(flow, self.kv, self.rotary, self.start)
             self._made |= {f"{call}.{name}": value for name, value in taps.items()}
 
     def _timestep(self, call: str) -> float:

@@ -6,7 +6,7 @@ from torch import nn
 from vllm_omni.diffusion.attention.backend import AttentionBackend
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH
 from vllm_omni.diffusion.layers.norm import layer_norm
-from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow
+from vllm_omni.diffusion.layers.rope import RotaryTables
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
@@ -91,7 +91,7 @@ class Taps:
         self.attention.calls.clear()
 
     def snapshot(
-        self, flow: torch.Tensor, kv: SessionKV, window: ChunkWindow, start: int
+        self, flow: torch.Tensor, kv: SessionKV, rotary: RotaryTables, start: int
     ) -> dict[str, torch.Tensor]:
         """All taps of the forward that has just run, by the names of the golden arrays."""
         taps = {name: value for name, value in self._seen.items() if not name.endswith(".in")}
@@ -105,7 +105,6 @@ class Taps:
             taps.update(
                 self._block(f"block{index}", block.eps, self.attention.calls[2 * index], order)
             )
-        rotary = window.rotary
         return taps | {"rope.cos": rotary.cos, "rope.sin": rotary.sin, "out": flow, "flow": flow}
 
     def _block(

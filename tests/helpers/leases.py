@@ -1,21 +1,18 @@
-"""Leases over a fake runtime, which calls instead of replaying: fixtures, and one whole use."""
+"""Leased post-attention graphs of two tiny blocks over a fake runtime, as values and fixtures."""
 
 import pytest
 import torch
 
-from tests.helpers.blocks import random_block, tiny_parts, tiny_transformer_config
+from tests.helpers.blocks import random_block, tiny_transformer_config, tiny_parts
 from tests.helpers.fake_graphs import FakeRuntime, FakeStream
-from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSignature
-from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
-    LeasedPostAttention,
-    LeaseOptions,
-)
-from vllm_omni.diffusion.models.lingbot_world.quarantine import Quarantine
+from vllm_omni.diffusion.models.lingbot_world.attention import CameraModulation
+from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSize
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
+from vllm_omni.platforms.quarantine import Quarantine
 
 TOKENS, DIM = 6, tiny_transformer_config().dim
-CPU = torch.device("cpu")
-SIZE = LeaseSignature(tokens=TOKENS, dim=DIM, gate_rows=1, device=CPU)
-SIDE, OTHER = FakeStream("side"), FakeStream("other")
+SIZE = LeaseSize(TOKENS, DIM, torch.device("cpu"))
+SIDE = FakeStream("side")
 
 
 def draw(*shape, seed, dtype=torch.bfloat16):
@@ -29,6 +26,32 @@ def some_inputs(seed=1, rows=1):
 
 def attended(seed=20):
     return draw(TOKENS, DIM, seed=seed)
+
+
+def new_blocks():
+    with torch.inference_mode(mode=False):
+        return [random_block(tiny_parts(), seed) for seed in range(2)]
+
+
+def prepared(blocks, runtime, quarantine=None, size=SIZE):
+    made = LeasedPostAttention(runtime, size, quarantine=quarantine or Quarantine())
+    made.prepare(blocks)
+    return made
+
+
+def use(leases, block, inputs=None, value=None):
+    """One whole lease; copies of its outputs."""
+    with leases.acquire(block, inputs or some_inputs()) as lease:
+        lease.projection_input.copy_(attended() if value is None else value)
+        lease.mark_written()
+        return [tensor.clone() for tensor in lease.finish().tensors]
+
+
+def eager(block, inputs, value):
+    """What the graph stands for, by the block's own modules."""
+    projected = block.self_attn.o(value)
+    camera = CameraModulation(inputs.gain, inputs.shift)
+    return projected, *block.after_projection(projected, inputs.hidden, inputs.gate, camera)
 
 
 @pytest.fixture(autouse=True)
@@ -48,25 +71,12 @@ def quarantine():
 
 
 @pytest.fixture
-def leases(runtime, quarantine):
-    made = LeasedPostAttention(new_blocks(), runtime, LeaseOptions(report=quarantine.hold))
-    made.prepare(SIZE)
+def blocks():
+    return new_blocks()
+
+
+@pytest.fixture
+def leases(blocks, runtime, quarantine):
+    made = prepared(blocks, runtime, quarantine)
     runtime.log.clear()
     return made
-
-
-def new_blocks():
-    with torch.inference_mode(mode=False):
-        return [random_block(tiny_parts(), seed) for seed in range(2)]
-
-
-def use(leases, layer=0, inputs=None, value=None):
-    """One whole lease; copies of its outputs."""
-    with leases.acquire(layer, inputs or some_inputs()) as lease:
-        lease.projection_input.copy_(attended() if value is None else value)
-        lease.mark_written()
-        return [tensor.clone() for tensor in lease.finish().tensors]
-
-
-def eager(leases, layer, inputs, value):
-    return leases.blocks[layer].post_attention(value, *inputs.tensors)

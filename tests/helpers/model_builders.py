@@ -24,7 +24,7 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
     SourceImage,
 )
-from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow, LayerParts
+from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
@@ -155,12 +155,9 @@ class ModelRollout:
     def context(self, chunk: int) -> ChunkContext:
         start = LATENT_FRAMES_PER_CHUNK * chunk
         camera = chunk_inputs(chunk, self.geometry).camera.to(self.model.dtype)
-        window = ChunkWindow(
-            layers=self.pool.layers,
-            plan=self.kv.plan(start, LATENT_FRAMES_PER_CHUNK),
-            rotary=self.model.rotary_tables(self.geometry, start, CPU),
+        return self.model.context(
+            camera, self.text, self.kv, geometry=self.geometry, start_latent_frame=start
         )
-        return ChunkContext(self.model.embed_camera(camera), self.text, window)
 
     def time(self, timestep: float) -> TimeEmbedding:
         return self.model.embed_time(torch.tensor([timestep], dtype=torch.float32))

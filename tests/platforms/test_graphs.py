@@ -7,10 +7,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.helpers.blocks import random_block, tiny_parts, tiny_transformer_config
+from tests.helpers.blocks import random_block, tiny_parts
+from tests.helpers.leases import DIM, TOKENS, eager, prepared
 from tests.helpers.mark import hardware_test
-from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSignature
-from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
+from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSize
 from vllm_omni.platforms import create_platform
 from vllm_omni.platforms.graphs import (
     DeviceGraphRuntime,
@@ -22,7 +22,6 @@ from vllm_omni.platforms.graphs import (
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion]
 
 CPU = torch.device("cpu")
-TOKENS, DIM = 6, tiny_transformer_config().dim
 
 
 def affine(x, y):
@@ -133,22 +132,22 @@ def some_inputs(seed, device):
 
 @hardware_test({"cuda": "H100"})
 @torch.inference_mode()
-def test_cuda_graphs_replay_the_bytes_of_the_modules_with_readers_on_two_streams():
+def test_cuda_graphs_replay_the_bytes_of_the_modules_on_two_streams_in_turn():
+    """Each slot is used again on the other stream, while its last reader may be under way."""
     platform = create_platform("cuda")
     device = platform.device(0)
     with torch.inference_mode(mode=False):
         blocks = [random_block(tiny_parts(), seed).to(device) for seed in range(2)]
-    leases = LeasedPostAttention(blocks, platform.graph_runtime())
-    leases.prepare(LeaseSignature(TOKENS, DIM, 1, device))
-    side, results, wanted = torch.cuda.Stream(), [], []
-    for seed in range(6):
-        inputs, value = some_inputs(seed, device)
-        wanted.append(blocks[seed % 2].post_attention(value, *inputs.tensors)[1])
-        with leases.acquire(seed % 2, inputs) as lease:
+    leases = prepared(blocks, platform.graph_runtime(), size=LeaseSize(TOKENS, DIM, device))
+    streams, results, wanted = [torch.cuda.current_stream(), torch.cuda.Stream()], [], []
+    for seed in range(8):
+        block, (inputs, value) = blocks[seed % 2], some_inputs(seed, device)
+        wanted.append(eager(block, inputs, value)[1])
+        stream = streams[seed // 2 % 2]
+        stream.wait_stream(streams[0])
+        with torch.cuda.stream(stream), leases.acquire(block, inputs) as lease:
             lease.stage(value)
-            lease.finish()
-            with torch.cuda.stream(side):
-                results.append(lease.consume(side).residual + 0)
+            results.append(lease.finish().residual + 0)
     platform.synchronize(device)
     assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
-    assert leases.counters.consumer_fences == 6
+    assert leases.record.slot_reuse_waits == 6

@@ -4,31 +4,25 @@ import pytest
 
 from tests.helpers.leases import (
     SIDE,
-    SIZE,
     attended,
+    blocks,
     inference,
     leases,
-    new_blocks,
     quarantine,
     runtime,
     some_inputs,
     use,
 )
 from vllm_omni.diffusion.models.lingbot_world.lease import LeaseError, LeaseInputs
-from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
-    LeasedPostAttention,
-    asking_for_restart,
-)
 from vllm_omni.errors import WorkerFailedError
 
-__all__ = ["inference", "leases", "quarantine", "runtime"]
+__all__ = ["blocks", "inference", "leases", "quarantine", "runtime"]
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
 
 MISUSES = {
     "finish before it is written": lambda lease, _: lease.finish(),
-    "consume before the replay": lambda lease, _: lease.consume(),
     "written twice": lambda lease, _: (lease.mark_written(), lease.mark_written()),
     "finished twice": lambda lease, _: (lease.mark_written(), lease.finish(), lease.finish()),
     "input after the replay": lambda lease, _: (
@@ -38,6 +32,9 @@ MISUSES = {
     "another stream writes": lambda lease, runtime: (move(runtime), lease.mark_written()),
     "another stream replays": lambda lease, runtime: (
         lease.mark_written(), move(runtime), lease.finish(),
+    ),
+    "another stream reads": lambda lease, runtime: (
+        lease.mark_written(), lease.finish(), move(runtime),
     ),
     "left without a replay": lambda lease, _: lease.mark_written(),
     "left untouched": lambda *_: None,
@@ -49,38 +46,40 @@ def move(runtime):
 
 
 @pytest.mark.parametrize("misuse", MISUSES)
-def test_misuse_inside_a_lease_poisons_the_controller(leases, runtime, quarantine, misuse):
-    with pytest.raises(LeaseError), leases.acquire(0, some_inputs()) as lease:
+def test_misuse_inside_a_lease_poisons_the_controller(leases, blocks, runtime, quarantine, misuse):
+    with pytest.raises(LeaseError), leases.acquire(blocks[0], some_inputs()) as lease:
         MISUSES[misuse](lease, runtime)
-    assert leases.failed
-    assert len(quarantine.held) == 1
+    assert leases.record.failed
+    assert quarantine.size == 1
     with pytest.raises(WorkerFailedError, match="restart all workers"):
-        use(leases)
+        use(leases, blocks[0])
+    with pytest.raises(WorkerFailedError, match="restart all workers"):
+        leases.begin_session(leases.size.tokens)
 
 
 class CallersOwn(BaseException):
     pass
 
 
-def fail_in_replay(leases, runtime):
+def fail_in_replay(leases, block, runtime):
     runtime.failing = "replay"
-    use(leases)
+    use(leases, block)
 
 
-def fail_in_completion(leases, runtime):
-    with leases.acquire(0, some_inputs()) as lease:
+def fail_in_completion(leases, block, runtime):
+    with leases.acquire(block, some_inputs()) as lease:
         lease.stage(attended())
         lease.finish()
         runtime.failing = "record_event"
 
 
-def fail_in_producer(leases, _):
-    with leases.acquire(0, some_inputs()):
+def fail_in_producer(leases, block, _):
+    with leases.acquire(block, some_inputs()):
         raise RuntimeError("injected producer failure")
 
 
-def fail_in_consumer(leases, _):
-    with leases.acquire(0, some_inputs()) as lease:
+def fail_in_consumer(leases, block, _):
+    with leases.acquire(block, some_inputs()) as lease:
         lease.stage(attended())
         lease.finish()
         raise CallersOwn("injected consumer failure")
@@ -90,42 +89,31 @@ def fail_in_consumer(leases, _):
     "failure", [fail_in_replay, fail_in_completion, fail_in_producer, fail_in_consumer]
 )
 def test_a_failure_is_passed_on_unchanged_and_nothing_is_released(
-    leases, runtime, quarantine, failure
+    leases, blocks, runtime, quarantine, failure
 ):
+    block = blocks[0]
     with pytest.raises(BaseException, match="injected") as caught:
-        failure(leases, runtime)
+        failure(leases, block, runtime)
     assert type(caught.value) in {RuntimeError, CallersOwn}
-    assert leases.failed
-    (active,) = [slot for slot in leases.slots(SIZE) if slot.active]
+    assert leases.record.failed
+    (active,) = [slot for slot in leases.slots if slot.active]
     (held,) = quarantine.held
     assert "injected" in held.reason
-    assert any(owner is active for owner in held.owners)
+    for kept in (leases, block, active, block.self_attn.parts.exchange):
+        assert any(owner is kept for owner in held.owners)
     assert any(isinstance(owner, LeaseInputs) for owner in held.owners)
-    assert leases.quarantine == [held.owners]
-    assert leases.counters.fallbacks == 0
+    assert leases.record.fallbacks == 0
     with pytest.raises(WorkerFailedError, match="restart all workers"):
-        use(leases)
+        use(leases, block)
 
 
-def test_two_leases_that_fail_together_are_kept_and_reported_once(leases, quarantine):
-    failed = pytest.raises(CallersOwn, match="injected")
-    with failed, leases.acquire(0, some_inputs()) as one, leases.acquire(1, some_inputs(50)) as two:
+def test_two_leases_that_fail_together_are_both_kept(leases, blocks, quarantine):
+    first, second = blocks
+    with (
+        pytest.raises(CallersOwn, match="injected"),
+        leases.acquire(first, some_inputs()) as one,
+        leases.acquire(second, some_inputs(50)) as two,
+    ):
         raise CallersOwn("injected failure")
-    assert len(quarantine.held) == 1
-    kept = [owner for owners in leases.quarantine for owner in owners]
+    kept = [owner for held in quarantine.held for owner in held.owners]
     assert all(any(owner is lease for owner in kept) for lease in (one, two))
-
-
-def test_the_worker_asks_for_a_restart_after_a_failed_lease(leases, runtime, quarantine):
-    failed = pytest.raises(WorkerFailedError, match="have to be restarted")
-    with failed as caught, asking_for_restart(leases):
-        fail_in_replay(leases, runtime)
-    assert str(caught.value.__cause__) == "injected replay failure"
-    with pytest.raises(CallersOwn), asking_for_restart(leases, "of the chunk"):
-        raise CallersOwn
-    assert leases.quarantine[-1] == ("of the chunk",)
-    (held,) = quarantine.held  # reported once, and the report holds the controller
-    assert any(owner is leases for owner in held.owners)
-    for healthy in (None, LeasedPostAttention(new_blocks(), runtime)):
-        with pytest.raises(ValueError, match="unrelated"), asking_for_restart(healthy):
-            raise ValueError("unrelated")

@@ -19,17 +19,19 @@ from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan
-from vllm_omni.diffusion.models.lingbot_world.lease import Lease, LeaseCounters
+from vllm_omni.diffusion.models.lingbot_world.attention import EAGER
+from vllm_omni.diffusion.models.lingbot_world.lease import Lease, LeaseRecord
 from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
-from vllm_omni.diffusion.models.lingbot_world.quarantine import PROCESS_QUARANTINE
-from vllm_omni.diffusion.models.lingbot_world.session import SessionParts
+from vllm_omni.diffusion.models.lingbot_world.session import CommittedState, SessionParts
+from vllm_omni.diffusion.models.lingbot_world.transformer import ChunkContext
 from vllm_omni.diffusion.worker import process
 from vllm_omni.diffusion.worker.commands import WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.errors import ConfigError, WorkerFailedError
-from vllm_omni.platforms.graphs import EagerGraph
+from vllm_omni.platforms.graphs import EagerGraph, EagerGraphRuntime
+from vllm_omni.platforms.quarantine import QUARANTINE
 
 pytestmark = [
     pytest.mark.core_model,
@@ -72,30 +74,28 @@ def test_a_rollout_with_graphs_has_the_bytes_of_one_without(ranks):
     assert all(same(a, b) for a, b in zip(leased, plain, strict=True))
 
 
-def count_leases(state: ParallelState, settings: OmniDiffusionConfig) -> LeaseCounters:
-    from vllm_omni.diffusion.models.lingbot_world import lease_setup
-
+def count_leases(state: ParallelState, settings: OmniDiffusionConfig) -> LeaseRecord:
     seen = []
-    prepare = lease_setup.LeasedPostAttention.prepare
+    prepare = LeasedPostAttention.prepare
 
-    def remember(leases, signature):
+    def remember(leases, blocks):
         seen.append(leases)
-        prepare(leases, signature)
+        prepare(leases, blocks)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lease_setup.LeasedPostAttention, "prepare", remember)
+        patch.setattr(LeasedPostAttention, "prepare", remember)
         roll(state, settings, num_chunks=2)
-    return seen[0].counters
+    return seen[0].record
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_block_of_every_forward_replays_and_the_exchange_writes_in_place(ranks):
     parallel = DiffusionParallelConfig(ulysses_degree=ranks)
-    for counters in run_ranks(count_leases, config(leased=True, ranks=ranks), parallel=parallel):
-        assert counters.captures == 2 * LAYERS
-        assert counters.replays == counters.producer_writes == 2 * FORWARDS
-        assert (counters.projection_copy_bytes == 0) is (ranks > 1)
-        assert counters.output_clone_bytes == counters.fallbacks == 0
+    for record in run_ranks(count_leases, config(leased=True, ranks=ranks), parallel=parallel):
+        assert record.captures == 2 * LAYERS
+        assert record.replays == record.producer_writes == 2 * FORWARDS
+        assert (record.projection_copy_bytes == 0) is (ranks > 1)
+        assert record.fallbacks == 0
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def executor():
     made.shutdown()
 
 
-def counters_of(executor) -> LeaseCounters:
-    return executor.worker.pipeline.parts.leases.counters
+def record_of(executor) -> LeaseRecord:
+    return executor.worker.pipeline.parts.transformer.post_attention.record
 
 
 def rollout(executor, name, **request):
@@ -119,7 +119,7 @@ def rollout(executor, name, **request):
 
 def test_a_session_that_is_opened_again_gets_the_same_bytes(executor):
     assert rollout(executor, "first") == rollout(executor, "second")
-    assert counters_of(executor).captures == 2 * LAYERS
+    assert record_of(executor).captures == 2 * LAYERS
 
 
 def test_sessions_that_take_turns_do_not_disturb_each_other(executor):
@@ -136,13 +136,21 @@ def test_sessions_that_take_turns_do_not_disturb_each_other(executor):
 def test_a_session_of_another_size_runs_without_graphs_and_says_so(executor, caplog):
     with caplog.at_level(logging.INFO):
         other = rollout(executor, "other", height=48, width=64)
-    assert counters_of(executor).replays == 0
-    assert counters_of(executor).fallbacks == 1
+    assert record_of(executor).replays == 0
+    assert record_of(executor).fallbacks == 1
     assert "runs without post-attention graphs" in caplog.text
     plain = InlineExecutor(config(leased=False, max_num_seqs=2))
     plain.start()
     assert rollout(plain, "other", height=48, width=64) == other
     plain.shutdown()
+
+
+def test_forwards_that_are_captured_themselves_replay_nothing(executor, monkeypatch):
+    replayed = rollout(executor, "replayed")
+    replays = record_of(executor).replays
+    monkeypatch.setattr(EagerGraphRuntime, "is_capturing", lambda _: True)
+    assert rollout(executor, "captured") == replayed
+    assert record_of(executor).replays == replays
 
 
 @pytest.mark.parametrize(
@@ -161,7 +169,7 @@ def test_settings_that_do_not_go_with_graphs_are_refused_at_the_start(changes, m
 def test_without_the_setting_there_are_no_graphs():
     executor = InlineExecutor(config(leased=False))
     executor.start()
-    assert executor.worker.pipeline.parts.leases is None
+    assert executor.worker.pipeline.parts.transformer.post_attention is EAGER
     executor.shutdown()
 
 
@@ -181,13 +189,12 @@ def test_a_failed_replay_loses_the_worker_keeps_its_memory_and_is_relaunched(mon
         replay(graph)
 
     monkeypatch.setattr(EagerGraph, "replay", fail_once)
-    held_before = len(PROCESS_QUARANTINE.held)
+    held_before = QUARANTINE.size
     with pytest.raises(WorkerFailedError, match="workers have to be restarted"):
         make_chunks(supervisor.executor, "lost", range(1))
-    (held,) = PROCESS_QUARANTINE.held[held_before:]
-    (leases,) = [owner for owner in held.owners if isinstance(owner, LeasedPostAttention)]
-    _, of_the_chunk = leases.quarantine
-    assert any(isinstance(owner, SessionParts) for owner in of_the_chunk)
+    (held,) = QUARANTINE.held[held_before:]
+    for kind in (LeasedPostAttention, SessionParts, CommittedState, ChunkContext):
+        assert any(isinstance(owner, kind) for owner in held.owners)
     assert "injected device error" in held.reason
     (lease,) = [owner for owner in held.owners if isinstance(owner, Lease)]
     assert lease.slot.active
@@ -259,12 +266,11 @@ def fail_in_the_exchange_back(state: ParallelState, settings: OmniDiffusionConfi
         patch.setattr(dist, "all_to_all_single", fail_the_second)
         with pytest.raises(WorkerFailedError) as caught:
             worker.run_chunk(ChunkPlan("lost", 0), lambda _: None)
-    leases = worker.pipeline.parts.leases
-    owners = [id(owner) for kept in leases.quarantine for owner in kept]
-    owners += [id(owner) for kept in leases.quarantine for tuples in kept
-               if isinstance(tuples, tuple) for owner in tuples]  # fmt: skip
-    exchanges = id(worker.pipeline.parts.transformer.exchange) in owners
-    return str(caught.value.__cause__), leases.failed, exchanges, leases.counters.replays
+    (held,) = QUARANTINE.held
+    transformer = worker.pipeline.parts.transformer
+    exchange_is_kept = any(owner is transformer.exchange for owner in held.owners)
+    record = transformer.post_attention.record
+    return str(caught.value.__cause__), record.failed, exchange_is_kept, record.replays
 
 
 def test_a_failed_exchange_into_a_lease_keeps_its_buffers_and_asks_for_a_restart():

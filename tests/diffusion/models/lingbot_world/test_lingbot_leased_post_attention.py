@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from tests.helpers.blocks import random_block, tiny_parts
+from tests.helpers.fake_graphs import FakeStream
 from tests.helpers.leases import (
-    CPU,
     DIM,
-    OTHER,
     SIDE,
     SIZE,
     TOKENS,
     attended,
+    blocks,
     eager,
     inference,
     leases,
-    new_blocks,
+    prepared,
     quarantine,
     runtime,
     some_inputs,
@@ -28,192 +28,184 @@ from tests.helpers.leases import (
 )
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
+from vllm_omni.diffusion.models.lingbot_world.attention import EagerPostAttention, PostAttention
 from vllm_omni.diffusion.models.lingbot_world.lease import (
     LeaseError,
     LeaseInputs,
-    LeaseSignature,
+    LeaseSize,
     LeaseState,
     SlotsBusyError,
-)
-from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
-    LeasedPostAttention,
-    LeaseOptions,
 )
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.int8 import ReferenceInt8Ops
 
-__all__ = ["inference", "leases", "quarantine", "runtime"]
+__all__ = ["blocks", "inference", "leases", "quarantine", "runtime"]
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
+
 
 # ---------------------------------------------------------------------------- what is computed
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_lease_gives_the_bytes_of_the_modules_and_leaves_its_inputs_alone(leases, rows):
-    leases.prepare(LeaseSignature(TOKENS, DIM, rows, CPU))
-    for layer in (0, 1):
+def test_a_lease_gives_the_bytes_of_the_modules_and_leaves_its_inputs_alone(blocks, runtime, rows):
+    leases = prepared(blocks, runtime, size=LeaseSize(TOKENS, DIM, SIZE.device, rows))
+    for block in blocks:
         for seed in (1, 40, 80):  # both slots, and the first one again
             inputs, value = some_inputs(seed, rows), attended(seed)
             before = [tensor.clone() for tensor in inputs.tensors]
-            wanted = eager(leases, layer, inputs, value)
-            got = use(leases, layer, inputs, value)
+            wanted = eager(block, inputs, value)
+            got = use(leases, block, inputs, value)
             assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
             assert all(torch.equal(a, b) for a, b in zip(inputs.tensors, before, strict=True))
-    assert leases.counters.output_clone_bytes == leases.counters.projection_copy_bytes == 0
+    assert leases.record.projection_copy_bytes == 0
 
 
-def test_the_roundings_are_those_of_the_written_formula(leases):
+def test_the_roundings_are_those_of_the_written_formula(leases, blocks):
     """Bitwise with the formula spelled out: float32 gate, one rounding, then bfloat16 steps."""
     inputs, value = some_inputs(), attended()
-    block = leases.blocks[0]
-    projected, residual, normalised = use(leases, 0, inputs, value)
+    projected, residual, normalised = use(leases, blocks[0], inputs, value)
     gated = (inputs.hidden.float() + projected.float() * inputs.gate).bfloat16()
     scaled = (inputs.gain * gated).bfloat16()
     assert torch.equal(residual, (scaled + inputs.shift).bfloat16())
-    assert torch.equal(normalised, block.norm3(residual))
+    assert torch.equal(normalised, blocks[0].norm3(residual))
 
 
-def test_everything_is_captured_before_the_first_lease(leases, runtime):
-    assert leases.counters.captures == 2 * len(leases.blocks)
-    use(leases)
-    use(leases)
-    assert leases.counters.captures == 2 * len(leases.blocks)
+def test_everything_is_captured_before_the_first_lease(leases, blocks, runtime):
+    assert leases.record.captures == 2 * len(blocks)
+    use(leases, blocks[0])
+    use(leases, blocks[0])
+    assert leases.record.captures == 2 * len(blocks)
     assert [entry[0] for entry in runtime.log].count("capture") == 0
-    assert leases.counters.replays == leases.counters.producer_writes == 2
+    assert leases.record.replays == leases.record.producer_writes == 2
 
 
-def test_graphs_of_a_slot_share_a_pool_and_slots_do_not(runtime):
+def test_graphs_of_a_slot_share_a_pool_and_slots_do_not(blocks, runtime):
     """A graph may overwrite the outputs of another one of its pool, never of the other slot."""
-    LeasedPostAttention(new_blocks(), runtime).prepare(SIZE)
+    prepared(blocks, runtime)
     pools = [entry[2] for entry in runtime.log if entry[0] == "capture"]
     assert pools == ["pool 1", "pool 2"] * 2
 
 
-def test_blocks_share_two_slots_of_buffers(leases):
-    first, second = leases.slots(SIZE)
-    assert len(first.captures) == len(second.captures) == len(leases.blocks)
+def test_blocks_share_two_slots_of_buffers(leases, blocks):
+    first, second = leases.slots
     assert first.attended.data_ptr() != second.attended.data_ptr()
     seen = []
-    for layer in (0, 1, 0, 1):
-        with leases.acquire(layer, some_inputs()) as lease:
+    for block in (*blocks, *blocks):
+        with leases.acquire(block, some_inputs()) as lease:
             seen.append(lease.slot)
             lease.stage(attended())
             lease.finish()
     assert [slot is first for slot in seen] == [True, False, True, False]
 
 
-def test_staging_copies_counts_and_does_not_alias(leases):
+def test_staging_copies_counts_and_does_not_alias(leases, blocks):
     value = attended()
-    with leases.acquire(0, some_inputs()) as lease:
+    with leases.acquire(blocks[0], some_inputs()) as lease:
         lease.stage(value)
         value.fill_(7.0)
         got = lease.finish().projected.clone()
-    assert torch.equal(got, leases.blocks[0].self_attn.o(attended()))
-    assert leases.counters.projection_copy_bytes == value.nbytes
+    assert torch.equal(got, blocks[0].self_attn.o(attended()))
+    assert leases.record.projection_copy_bytes == value.nbytes
     copied = sum(tensor.nbytes for tensor in some_inputs().tensors)
-    assert leases.counters.conditioning_copy_bytes == copied
+    assert leases.record.conditioning_copy_bytes == copied
 
 
 # ---------------------------------------------------------------------------- slots and fences
 
 
-def test_two_leases_are_apart_and_a_third_waits_for_none(leases):
-    with leases.acquire(0, some_inputs()) as one, leases.acquire(1, some_inputs(50)) as two:
+def test_two_leases_are_apart_and_a_third_waits_for_none(leases, blocks):
+    first, second = blocks
+    with (
+        leases.acquire(first, some_inputs()) as one,
+        leases.acquire(second, some_inputs(50)) as two,
+    ):
+        outputs = []
         for lease, value in ((one, attended()), (two, attended(60))):
             lease.stage(value)
-            lease.finish()
-        pointers = [t.data_ptr() for lease in (one, two) for t in lease.consume().tensors]
-        assert len(set(pointers)) == 6
+            outputs.append(lease.finish().tensors)
+        assert len({tensor.data_ptr() for tensors in outputs for tensor in tensors}) == 6
         with pytest.raises(SlotsBusyError, match="both slots still have consumers"):
-            use(leases)
-        assert not leases.failed
-        wanted = eager(leases, 0, some_inputs(), attended())
-        assert all(torch.equal(a, b) for a, b in zip(one.consume().tensors, wanted, strict=True))
-    use(leases)
+            use(leases, first)
+        assert not leases.record.failed
+        wanted = eager(first, some_inputs(), attended())
+        assert all(torch.equal(a, b) for a, b in zip(outputs[0], wanted, strict=True))
+    use(leases, first)
 
 
-def test_each_consumer_waits_once_and_the_next_use_waits_for_all_before_it_writes(leases, runtime):
-    with leases.acquire(0, some_inputs()) as lease:
-        lease.stage(attended())
-        lease.finish()
-        ready = runtime.log[-1][1]
-        for stream in (SIDE, OTHER, SIDE, runtime.current):
-            lease.consume(stream)
-    waits = [entry for entry in runtime.log if entry[0] == "wait"]
-    assert waits == [("wait", "side", ready), ("wait", "other", ready)]
-    assert leases.counters.consumer_fences == 2
-    completion = [entry[1] for entry in runtime.log if entry[0] == "record"][1:]
-    assert [event.stream for event in completion] == ["producer", "side", "other"]
-    use(leases)  # the other slot, which nobody has read
+def test_the_next_use_of_a_slot_waits_for_the_last_one_before_it_writes(leases, blocks, runtime):
+    runtime.current = SIDE
+    use(leases, blocks[0])
+    ended = runtime.log[-1]
+    assert ended[0] == "record"
+    assert ended[1].stream == "side"
+    runtime.current = FakeStream("producer")
+    use(leases, blocks[0])  # the other slot, which nobody has read
+    assert leases.record.slot_reuse_waits == 0
     runtime.log.clear()
-    use(leases)
-    assert runtime.log[:3] == [("wait", "producer", event) for event in completion]
-    assert runtime.log[3][0] == "own"
-    assert leases.counters.slot_reuse_waits == 3
+    use(leases, blocks[0])
+    assert runtime.log[0] == ("wait", "producer", ended[1])
+    assert runtime.log[1][0] == "own"
+    assert leases.record.slot_reuse_waits == 1
 
 
-def test_every_tensor_is_owned_by_each_stream_that_touches_it(leases, runtime):
+def test_every_tensor_is_owned_by_the_stream_that_touches_it(leases, blocks, runtime):
     inputs, value = some_inputs(), attended()
-    with leases.acquire(0, inputs) as lease:
+    with leases.acquire(blocks[0], inputs) as lease:
         lease.stage(value)
         outputs = lease.finish().tensors
-        lease.consume(SIDE)
     slot = lease.slot
     copies = [t for pair in zip(inputs.tensors, slot.inputs.tensors, strict=True) for t in pair]
-    owned = [(tensor, "producer") for tensor in (*copies, slot.attended, value, *outputs)]
-    owned += [(tensor, "side") for tensor in outputs]
-    wanted = [("own", tensor.data_ptr(), stream) for tensor, stream in owned]
+    owned = (*copies, slot.attended, value, *outputs)
+    wanted = [("own", tensor.data_ptr(), "producer") for tensor in owned]
     assert [entry for entry in runtime.log if entry[0] == "own"] == wanted
 
 
 # ---------------------------------------------------------------------------- order of calls
 
 
-def test_a_closed_lease_refuses_everything(leases):
-    with leases.acquire(0, some_inputs()) as lease:
+def test_a_closed_lease_refuses_everything(leases, blocks):
+    with leases.acquire(blocks[0], some_inputs()) as lease:
         lease.stage(attended())
         lease.finish()
     assert lease.state is LeaseState.CLOSED
     for access in (
-        lambda: lease.projection_input, lease.mark_written, lease.finish, lease.consume,
+        lambda: lease.projection_input, lease.mark_written, lease.finish,
         lambda: lease.stage(attended()),
     ):  # fmt: skip
         with pytest.raises(LeaseError, match="outside its consumer lifetime"):
             access()
-    assert not leases.failed
+    assert not leases.record.failed
 
 
-def test_a_stale_lease_does_not_reach_the_next_one_of_its_slot(leases):
+def test_a_stale_lease_does_not_reach_the_next_one_of_its_slot(leases, blocks):
     """A second handle keeps the state of its making, when the slot has gone on."""
-    with leases.acquire(0, some_inputs()) as lease:
-        stale_open = copy.copy(lease)
+    with leases.acquire(blocks[0], some_inputs()) as lease:
+        stale = copy.copy(lease)
         lease.stage(attended())
         lease.finish()
-        stale_finished = copy.copy(lease)
-    accesses = (lambda: stale_open.projection_input, stale_finished.consume)
-    with pytest.raises(LeaseError, match="outside its consumer lifetime"):
-        stale_finished.consume()
-    use(leases)  # the other slot
-    with leases.acquire(0, some_inputs()) as current:
+    use(leases, blocks[0])  # the other slot
+    with leases.acquire(blocks[0], some_inputs()) as current:
         assert current.slot is lease.slot
-        for access in accesses:
-            with pytest.raises(LeaseError, match="outside its consumer lifetime"):
-                access()
+        with pytest.raises(LeaseError, match="outside its consumer lifetime"):
+            _ = stale.projection_input
         current.stage(attended())
         current.finish()
-    assert not leases.failed
+    assert not leases.record.failed
 
 
 # ---------------------------------------------------------------------------- set-up
 
 
-def test_a_failed_capture_refuses_the_configuration_before_any_session(runtime):
-    leases = LeasedPostAttention(new_blocks(), runtime)
+def test_both_ways_are_implementations_of_one_protocol(leases):
+    assert isinstance(leases, PostAttention)
+    assert isinstance(EagerPostAttention(), PostAttention)
+
+
+def test_a_failed_capture_refuses_the_configuration_before_any_session(blocks, runtime):
     runtime.failing = "capture"
     with pytest.raises(ConfigError, match="set lingbot_npu_leased_post_attention to false"):
-        leases.prepare(SIZE)
-    assert not leases.decide(SIZE)
+        prepared(blocks, runtime)
 
 
 @pytest.mark.parametrize(
@@ -224,52 +216,36 @@ def test_a_failed_capture_refuses_the_configuration_before_any_session(runtime):
         (lambda inputs: tuple(inputs[0].clone().float() for _ in range(3)), "three tensors"),
     ],
 )
-def test_outputs_that_cannot_be_borrowed_are_refused(runtime, outputs, message):
+def test_outputs_that_cannot_be_borrowed_are_refused(blocks, runtime, outputs, message):
     runtime.outputs = outputs
     with pytest.raises(ConfigError, match=f"{message}.*leased_post_attention to false"):
-        LeasedPostAttention(new_blocks(), runtime).prepare(SIZE)
+        prepared(blocks, runtime)
 
 
-def test_a_session_decides_once_by_its_size(leases, runtime):
-    assert leases.decide(SIZE)
-    assert not leases.decide(LeaseSignature(TOKENS + 3, DIM, 1, CPU))
-    assert leases.counters.fallbacks == 1
-    runtime.capturing = True
-    assert not leases.decide(SIZE)
-    assert leases.counters.fallbacks == 2
+def test_a_session_of_another_size_is_counted_once(leases):
+    leases.begin_session(TOKENS)
+    assert leases.record.fallbacks == 0
+    leases.begin_session(TOKENS + 3)
+    assert leases.record.fallbacks == 1
 
 
-def test_inputs_of_another_size_touch_nothing(leases, runtime):
+def test_inputs_of_another_size_touch_nothing(leases, blocks, runtime):
     wide = LeaseInputs(*(torch.cat([t, t]) if len(t) > 1 else t for t in some_inputs().tensors))
     with pytest.raises(LeaseError, match="no graphs were prepared"):
-        use(leases, inputs=wide)
+        use(leases, blocks[0], inputs=wide)
     assert runtime.log == []
-    assert not leases.failed
+    assert not leases.record.failed
 
 
 @pytest.mark.parametrize("wrong", range(4))
-def test_inputs_of_another_dtype_touch_nothing(leases, runtime, wrong):
+def test_inputs_of_another_dtype_touch_nothing(leases, blocks, runtime, wrong):
     tensors = list(some_inputs().tensors)
     tensors[wrong] = tensors[wrong].half()
     # Shape checks of the test run refuse the object itself; without them the lease does.
     with pytest.raises((LeaseError, TypeError)):
-        use(leases, inputs=LeaseInputs(*tensors))
+        use(leases, blocks[0], inputs=LeaseInputs(*tensors))
     assert runtime.log == []
-    assert not leases.failed
-
-
-def test_sizes_are_limited_and_kept(runtime):
-    leases = LeasedPostAttention(new_blocks(), runtime, LeaseOptions(max_signatures=1))
-    leases.prepare(SIZE)
-    leases.prepare(SIZE)
-    with pytest.raises(ConfigError, match="take 1 sizes"):
-        leases.prepare(LeaseSignature(TOKENS + 3, DIM, 1, CPU))
-    assert leases.decide(SIZE)
-    with pytest.raises(ConfigError, match="divide the tokens"):
-        LeasedPostAttention(new_blocks(), runtime).prepare(LeaseSignature(TOKENS, DIM, 4, CPU))
-    for limit in (0, True):
-        with pytest.raises(ConfigError, match="at least 1"):
-            LeaseOptions(max_signatures=limit)
+    assert not leases.record.failed
 
 
 @pytest.mark.parametrize(
@@ -284,4 +260,4 @@ def test_projections_that_cannot_be_captured_are_refused(runtime, parts, message
     with torch.inference_mode(mode=False):
         block = random_block(tiny_parts(**parts))
     with pytest.raises(ConfigError, match=message):
-        LeasedPostAttention([block], runtime)
+        prepared([block], runtime)

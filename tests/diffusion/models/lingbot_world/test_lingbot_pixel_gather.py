@@ -9,9 +9,8 @@ from tests.helpers.distributed import run_ranks
 from vllm_omni.diffusion.data import PIXEL_OUTPUT_MODES, DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState, RankGroup
 from vllm_omni.diffusion.models.lingbot_world.pixel_gather import PixelGather, PixelMode
-from vllm_omni.diffusion.models.lingbot_world.transfer_owners import (
-    MOST_UNFINISHED,
-    StalledTransferError,
+from vllm_omni.platforms.quarantine import (
+    Quarantine,
     TransferOwners,
 )
 
@@ -113,10 +112,11 @@ def test_one_rank_is_native_in_every_mode(mode):
 
 
 def test_columns_that_do_not_cover_the_frame_are_refused_before_sending():
-    gather = PixelGather(PixelMode.NATIVE, RankGroup(0, 2, None), TransferOwners(no_event))
+    owners = TransferOwners(no_event, Quarantine())
+    gather = PixelGather(PixelMode.NATIVE, RankGroup(0, 2, None), owners)
     with pytest.raises(ValueError, match="2 ranks of 4 pixel columns do not cover a frame of 9"):
         gather.bytes_on_root(torch.zeros(3, 1, 2, 4), 9)
-    assert gather.owners.failed == []
+    assert owners.quarantine.size == 0
 
 
 @pytest.mark.parametrize(
@@ -186,43 +186,9 @@ def test_another_rank_sends_once_and_hands_out_nothing(batches):
     assert log == ["send to 0", "wait send to 0"]
 
 
-class FakeEvent:
-    def __init__(self) -> None:
-        self.passed = False
-
-    def query(self) -> bool:
-        return self.passed
-
-
-def test_owners_are_kept_until_the_device_has_passed_them():
-    events: list[FakeEvent] = []
-
-    def record() -> FakeEvent:
-        events.append(FakeEvent())
-        return events[-1]
-
-    owners = TransferOwners(record)
-    for _ in range(3):
-        with owners.kept([torch.zeros(1)]):
-            pass
-    assert len(owners.unfinished) == 3
-    events[0].passed = events[2].passed = True
-    with owners.kept([torch.zeros(1)]):
-        pass
-    assert [event for event, _ in owners.unfinished] == [events[1], events[3]]
-
-
-def test_a_device_without_progress_is_an_error():
-    owners = TransferOwners(FakeEvent)
-    for _ in range(MOST_UNFINISHED):
-        with owners.kept([]):
-            pass
-    with pytest.raises(StalledTransferError, match="32 pixel exchanges"), owners.kept([]):
-        pass
-
-
 def test_a_failed_exchange_keeps_its_owners_for_ever(monkeypatch):
-    gather = PixelGather(PixelMode.ROOT_UINT8_P2P, RankGroup(0, 2, None), TransferOwners(FakeEvent))
+    owners = TransferOwners(no_event, Quarantine())
+    gather = PixelGather(PixelMode.ROOT_UINT8_P2P, RankGroup(0, 2, None), owners)
     failure = RuntimeError("the link is down")
 
     def fail(_operations):
@@ -233,5 +199,6 @@ def test_a_failed_exchange_keeps_its_owners_for_ever(monkeypatch):
     with pytest.raises(RuntimeError) as caught:
         gather.bytes_on_root(torch.zeros(3, 1, 2, 2), 4)
     assert caught.value is failure
-    assert [tensor.shape for tensor in gather.owners.failed[0]] == [(1, 2, 2, 3), (2, 1, 2, 2, 3)]
-    assert gather.owners.unfinished == []
+    (held,) = owners.quarantine.held
+    assert [tensor.shape for tensor in held.owners] == [(1, 2, 2, 3), (2, 1, 2, 2, 3)]
+    assert owners.unfinished == []

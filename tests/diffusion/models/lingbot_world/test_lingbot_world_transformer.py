@@ -24,12 +24,10 @@ from tests.helpers.model_builders import (
 )
 from vllm_omni.diffusion.attention.registry import create_attention_backend
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
-    ChunkContext,
 )
 from vllm_omni.diffusion.models.loader import no_weights
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
@@ -288,7 +286,7 @@ def test_real_window_is_18_frames_without_scratch(real_model):
 def test_steady_chunk_counts_1142_tflop(real_model):
     """Four equal probes, a commit without the end of its last layer, the camera once; no text."""
     device = torch.device("meta")
-    _, pool, kv = real_session(real_model)
+    _, _, kv = real_session(real_model)
     size = REAL_SIZE.latent_height, REAL_SIZE.latent_width
     text = real_model.embed_text(torch.empty(512, 4096, dtype=torch.bfloat16, device=device))
     time = real_model.embed_time(torch.empty(1, device=device))
@@ -297,9 +295,7 @@ def test_steady_chunk_counts_1142_tflop(real_model):
         for channels in (36, 384)
     )
     with FlopCounterMode(display=False) as once:
-        rotary = real_model.rotary_tables(REAL_SIZE, 18, device)
-        window = ChunkWindow(pool.layers, kv.plan(18, 3), rotary)
-        context = ChunkContext(real_model.embed_camera(camera), text, window)
+        context = real_model.context(camera, text, kv, geometry=REAL_SIZE, start_latent_frame=18)
         real_model.write_window(latents, time, context)
     with FlopCounterMode(display=False) as probe:
         flow = real_model(latents, time, context)

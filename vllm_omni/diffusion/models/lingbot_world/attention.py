@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from vllm_omni.diffusion.attention.backend import AttentionBackend
@@ -19,10 +20,9 @@ from vllm_omni.diffusion.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
-from vllm_omni.diffusion.layers.norm import RMSNormAcrossHeads
+from vllm_omni.diffusion.layers.norm import AffineLayerNorm, RMSNormAcrossHeads
 from vllm_omni.diffusion.layers.rope import BroadcastRotary, RotaryMethod, RotaryTables
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
-from vllm_omni.diffusion.models.lingbot_world.lease import Lease
 from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
     ar_diffusion_paged_attention,
     write_window,
@@ -48,17 +48,20 @@ class LayerWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkWindow:
-    """The KV window during one chunk: all layers' pages and the chunk's place in them."""
+class CameraModulation:
+    """Gain (one plus scale) and shift of each token by the camera, in one layer."""
 
-    layers: tuple[LayerPages, ...]
-    plan: WindowPlan
-    rotary: RotaryTables
+    gain: Float[Tensor, "tokens dim"]
+    shift: Float[Tensor, "tokens dim"]
 
-    def by_layer(self) -> Iterator[LayerWindow]:
-        """The window of each layer in turn."""
-        for pages in self.layers:
-            yield LayerWindow(pages, self.plan, self.rotary)
+
+@dataclass(frozen=True, slots=True)
+class LayerContext:
+    """What one layer gets during one chunk, beside the tokens and the timestep."""
+
+    camera: CameraModulation
+    text: TextKV
+    window: LayerWindow
 
 
 def attend_window(
@@ -103,6 +106,95 @@ WindowAttention = Callable[..., Tensor]
 """Signature of :func:`attend_window`."""
 
 
+@runtime_checkable
+class AttendingBlock(Protocol):
+    """The parts of a transformer block that a :class:`PostAttention` puts in order."""
+
+    self_attn: SelfAttention
+    cross_attn: CrossAttention
+    norm3: AffineLayerNorm
+
+    def after_projection(
+        self,
+        projected: Float[Tensor, "tokens dim"],
+        x: Float[Tensor, "tokens dim"],
+        gate: Float32[Tensor, "rows dim"],
+        camera: CameraModulation,
+    ) -> tuple[Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]]:
+        """Residual stream after gate and camera, and the input of the cross-attention."""
+        ...
+
+
+@runtime_checkable
+class PostAttention(Protocol):
+    """How a block gets from its self-attention to the end of its cross-attention.
+
+    Every implementation computes the same bytes.
+    """
+
+    def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
+        """Make ready for these blocks, once their weights have been loaded.
+
+        Raises:
+            ConfigError: if that cannot be done.
+        """
+        ...
+
+    def begin_session(self, tokens: int) -> None:
+        """Make ready for a session of this many tokens per chunk on this rank.
+
+        Raises:
+            WorkerFailedError: if an earlier failure has left the device unusable.
+        """
+        ...
+
+    def run(
+        self,
+        block: AttendingBlock,
+        modulated: Float[Tensor, "tokens dim"],
+        x: Float[Tensor, "tokens dim"],
+        gate: Float32[Tensor, "rows dim"],
+        layer: LayerContext,
+    ) -> Float[Tensor, "tokens dim"]:
+        """The residual stream after self-attention, camera and cross-attention.
+
+        Mutates the pages of the window.
+
+        Args:
+            modulated: input of the self-attention.
+            x: residual stream before it.
+            gate: of the self-attention's output.
+        """
+        ...
+
+
+class EagerPostAttention:
+    """Module after module."""
+
+    def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
+        """There is nothing to make ready."""
+
+    def begin_session(self, tokens: int) -> None:
+        """Sessions of all sizes are alike."""
+
+    def run(
+        self,
+        block: AttendingBlock,
+        modulated: Float[Tensor, "tokens dim"],
+        x: Float[Tensor, "tokens dim"],
+        gate: Float32[Tensor, "rows dim"],
+        layer: LayerContext,
+    ) -> Float[Tensor, "tokens dim"]:
+        """Attend to the window, follow the camera, attend to the prompt."""
+        projected = block.self_attn(modulated, layer.window)
+        x, normalised = block.after_projection(projected, x, gate, layer.camera)
+        return x + block.cross_attn(normalised, layer.text)
+
+
+EAGER = EagerPostAttention()
+"""It has no state."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerParts:
     """What every layer is built with and shares with the others.
@@ -115,6 +207,7 @@ class LayerParts:
         feed_forward: how the weights of the feed-forward part are; ``None`` for like all others.
         rotary: how queries and keys are turned.
         attend: :func:`attend_window`, or a wrapper that a compiler does not look into.
+        post_attention: how a block goes on after its self-attention.
     """
 
     config: LingBotWorldConfig
@@ -126,6 +219,7 @@ class LayerParts:
     feed_forward: LinearMethod | None = None
     rotary: RotaryMethod = field(default_factory=BroadcastRotary)
     attend: WindowAttention = attend_window
+    post_attention: PostAttention = EAGER
 
     @property
     def scale(self) -> float:
@@ -161,33 +255,17 @@ class SelfAttention(nn.Module):
         self, x: Float[Tensor, "tokens dim"], window: LayerWindow
     ) -> Float[Tensor, "tokens dim"]:
         """Attend. Mutates the window's pages."""
-        local = self.parts.attend(*self._rotated(x, window), window, self.parts)
-        return self.o(local.flatten(1))
+        attended = self.parts.attend(*self.queries_keys_values(x, window), window, self.parts)
+        return self.o(attended.flatten(1))
 
-    def attend_into(
-        self, lease: Lease, x: Float[Tensor, "tokens dim"], window: LayerWindow
-    ) -> None:
-        """Attend and leave the result, before its projection, in the lease's slot.
-
-        Mutates the window's pages. The exchange between ranks writes there itself.
-        """
-        attended = attend_heads(*self._rotated(x, window), window, self.parts)
-        exchange = self.parts.exchange
-        if exchange.group.size == 1:
-            lease.stage(attended.flatten(1))
-            return
-        exchange.heads_to_tokens_into(
-            attended, self._heads(lease.projection_input), latent_frames=LATENT_FRAMES_PER_CHUNK
-        )
-        lease.mark_written()
-
-    def _rotated(
+    def queries_keys_values(
         self, x: Float[Tensor, "tokens dim"], window: LayerWindow
     ) -> tuple[
         Float[Tensor, "tokens heads head_dim"],
         Float[Tensor, "tokens heads head_dim"],
         Float[Tensor, "tokens heads head_dim"],
     ]:
+        """Inputs of the attention: normalised, cut into heads, turned by position."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         rotate = self.parts.rotary.rotate
         query = rotate(self._heads(self.norm_q(query)), window.rotary)

@@ -5,6 +5,7 @@ when all frames of a call have the same timestep, else one per frame.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +19,16 @@ from vllm_omni.diffusion.layers.linear import (
 )
 from vllm_omni.diffusion.layers.norm import AffineLayerNorm, layer_norm
 from vllm_omni.diffusion.models.lingbot_world.attention import (
+    CameraModulation,
     CrossAttention,
+    LayerContext,
     LayerParts,
     LayerWindow,
     SelfAttention,
-    TextKV,
 )
-from vllm_omni.diffusion.models.lingbot_world.lease import LayerLeases, LeaseInputs
 
-_MODULATION_PARTS = 6
+_BLOCK_ROWS = 6
+_HEAD_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,12 @@ class TimeEmbedding:
     blocks: Float[Tensor, "rows 6 dim"]
 
 
-@dataclass(frozen=True, slots=True)
-class CameraModulation:
-    """Gain (one plus scale) and shift of each token by the camera, in one layer."""
+class Modulation(NamedTuple):
+    """How the timestep changes one half of a block: its input (shift, scale) and output (gate)."""
 
-    gain: Float[Tensor, "tokens dim"]
-    shift: Float[Tensor, "tokens dim"]
+    shift: Float32[Tensor, "rows dim"]
+    scale: Float32[Tensor, "rows dim"]
+    gate: Float32[Tensor, "rows dim"]
 
 
 def modulate(
@@ -84,7 +86,8 @@ class LingBotWorldBlock(nn.Module):
         config, dtype, group = parts.config, parts.dtype, parts.tensor_parallel
         dim, linear = config.dim, parts.linear
         self.eps = config.eps
-        self.modulation = nn.Parameter(torch.empty(1, _MODULATION_PARTS, dim, dtype=dtype))
+        self.post_attention = parts.post_attention
+        self.modulation = nn.Parameter(torch.empty(1, _BLOCK_ROWS, dim, dtype=dtype))
         self.self_attn = SelfAttention(parts)
         self.cross_attn = CrossAttention(parts)
         self.norm3 = AffineLayerNorm(dim, config.eps, dtype)
@@ -105,67 +108,39 @@ class LingBotWorldBlock(nn.Module):
         return CameraModulation(1 + self.cam_scale_layer(hidden), self.cam_shift_layer(hidden))
 
     def forward(
-        self,
-        x: Float[Tensor, "tokens dim"],
-        time: TimeEmbedding,
-        camera: CameraModulation,
-        *,
-        text: TextKV,
-        window: LayerWindow,
-        leases: LayerLeases | None = None,
+        self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding, layer: LayerContext
     ) -> Float[Tensor, "tokens dim"]:
-        """Run the block. Mutates the window's pages.
-
-        Args:
-            leases: replays what follows the attention as a graph; same bytes.
-        """
-        shift1, scale1, gate1, shift2, scale2, gate2 = self._modulation(time)
-        modulated = modulate(x, scale1, shift1, self.eps)
-        if leases is None:
-            projected = self.self_attn(modulated, window)
-            x, normalised = self.after_projection(projected, x, gate1, camera.gain, camera.shift)
-            x = x + self.cross_attn(normalised, text)
-        else:
-            with leases.acquire(LeaseInputs(x, gate1, camera.gain, camera.shift)) as lease:
-                self.self_attn.attend_into(lease, modulated, window)
-                borrowed = lease.finish()
-                x = borrowed.residual + self.cross_attn(borrowed.normalised, text)
-        return add_gated(x, self.ffn(modulate(x, scale2, shift2, self.eps)), gate2)
+        """Run the block. Mutates the window's pages."""
+        attention, feed_forward = self._modulations(time)
+        modulated = modulate(x, attention.scale, attention.shift, self.eps)
+        x = self.post_attention.run(self, modulated, x, attention.gate, layer)
+        modulated = modulate(x, feed_forward.scale, feed_forward.shift, self.eps)
+        return add_gated(x, self.ffn(modulated), feed_forward.gate)
 
     def after_projection(
         self,
         projected: Float[Tensor, "tokens dim"],
         x: Float[Tensor, "tokens dim"],
         gate: Float32[Tensor, "rows dim"],
-        gain: Float[Tensor, "tokens dim"],
-        shift: Float[Tensor, "tokens dim"],
+        camera: CameraModulation,
     ) -> tuple[Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]]:
         """Residual stream after gate and camera, and the input of the cross-attention."""
         x = add_gated(x, projected, gate)
-        x = gain * x + shift
+        x = camera.gain * x + camera.shift
         return x, self.norm3(x)
-
-    def post_attention(
-        self,
-        attended: Float[Tensor, "tokens dim"],
-        x: Float[Tensor, "tokens dim"],
-        gate: Float32[Tensor, "rows dim"],
-        gain: Float[Tensor, "tokens dim"],
-        shift: Float[Tensor, "tokens dim"],
-    ) -> tuple[Tensor, ...]:
-        """Projection, residual stream and cross-attention input: the part that is captured."""
-        projected = self.self_attn.o(attended)
-        return projected, *self.after_projection(projected, x, gate, gain, shift)
 
     def write_only(
         self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding, window: LayerWindow
     ) -> None:
         """Store this layer's keys and values; the end of a commit. Mutates the pages."""
-        shift, scale = self._modulation(time)[:2]
-        self.self_attn.write_only(modulate(x, scale, shift, self.eps), window)
+        attention, _ = self._modulations(time)
+        modulated = modulate(x, attention.scale, attention.shift, self.eps)
+        self.self_attn.write_only(modulated, window)
 
-    def _modulation(self, time: TimeEmbedding) -> tuple[Float32[Tensor, "rows dim"], ...]:
-        return (self.modulation + time.blocks.float()).unbind(dim=1)
+    def _modulations(self, time: TimeEmbedding) -> tuple[Modulation, Modulation]:
+        """Those of the attention and of the feed-forward part."""
+        rows = (self.modulation + time.blocks.float()).unbind(dim=1)
+        return Modulation(*rows[:3]), Modulation(*rows[3:])
 
 
 class Head(nn.Module):
@@ -175,7 +150,7 @@ class Head(nn.Module):
         super().__init__()
         dim, dtype = parts.config.dim, parts.dtype
         self.eps = parts.config.eps
-        self.modulation = nn.Parameter(torch.empty(1, 2, dim, dtype=dtype))
+        self.modulation = nn.Parameter(torch.empty(1, _HEAD_ROWS, dim, dtype=dtype))
         self.head = ReplicatedLinear(dim, out_features, dtype, parts.linear)
 
     def forward(

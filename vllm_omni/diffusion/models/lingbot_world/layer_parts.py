@@ -16,6 +16,9 @@ from vllm_omni.diffusion.layers.rope import BroadcastRotary, RotaryMethod
 from vllm_omni.diffusion.layers.rotary_mul import FusedRotary, check_rotary
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
+    configured_post_attention,
+)
 from vllm_omni.errors import ConfigError
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
@@ -54,6 +57,9 @@ def layer_parts(
         exchange=UlyssesExchange(parallel.sequence),
         feed_forward=feed_forward or feed_forward_method(config, platform, linear),
         rotary=checked_rotary(config, platform, model=model, dtype=dtype, device=device),
+        post_attention=configured_post_attention(
+            config, platform, dim=model.dim, parallel=parallel, device=device
+        ),
     )
     return parts if config.enforce_eager else uncompiled(parts)
 

@@ -1,321 +1,231 @@
 """Replays what follows each block's attention as a captured graph, over two slots in turn.
 
 One graph covers the attention's projection, the gated residual, the camera modulation and the
-norm before the cross-attention. The controller owns two slots of input buffers for each prepared
-size; blocks run one after another, so all of them share these, and each block has a graph of its
-own for each slot. Everything is captured before the first session. Whether a session uses the
-graphs is decided once, when it opens.
+norm before the cross-attention. There are two slots of input buffers; blocks run one after
+another, so all of them share these, and each block has a graph of its own for each slot.
+Everything is captured for one size of video before the first session. Sessions of another size
+run as if there were no graphs.
 
-After a failure inside a lease nothing is released, since the device may still work on it: the
-controller refuses every later lease and the worker has to be restarted.
+After a failure inside a lease nothing is released, since the device may still work on it: every
+later lease is refused and the worker has to be restarted.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
 
-from vllm_omni.diffusion.layers.linear import PlainLinearMethod, RowParallelLinear
-from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.parallel_state import ParallelState
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
+from vllm_omni.diffusion.models.lingbot_world.attention import (
+    EAGER,
+    AttendingBlock,
+    LayerContext,
+    LayerWindow,
+    PostAttention,
+    attend_heads,
+)
 from vllm_omni.diffusion.models.lingbot_world.lease import (
     Lease,
-    LeaseCounters,
     LeaseError,
     LeaseInputs,
-    LeaseSignature,
-    PostAttention,
+    LeaseRecord,
+    LeaseSize,
     Slot,
     SlotsBusyError,
 )
-from vllm_omni.diffusion.models.lingbot_world.lease_fingerprint import Fingerprint, fingerprint
-from vllm_omni.diffusion.models.lingbot_world.quarantine import PROCESS_QUARANTINE
+from vllm_omni.diffusion.models.lingbot_world.lease_capture import CapturedBlock
 from vllm_omni.errors import ConfigError, WorkerFailedError
 from vllm_omni.logger import get_logger
-from vllm_omni.platforms.graphs import Capture, GraphRuntime
+from vllm_omni.platforms import Platform
+from vllm_omni.platforms.graphs import GraphRuntime
+from vllm_omni.platforms.quarantine import QUARANTINE, Quarantine
 
 logger = get_logger(__name__)
 
-MAX_SIGNATURES = 4
-"""Sizes that can be prepared; they are never given up."""
 NUM_SLOTS = 2
-_ORIGIN = "leased post-attention"
-
-Reporter = Callable[[str, BaseException, tuple[object, ...]], None]
-"""Takes the origin, the reason and the owners of a failure, once."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseOptions:
-    """How a controller is set up.
+def configured_post_attention(
+    config: OmniDiffusionConfig,
+    platform: Platform,
+    *,
+    dim: int,
+    parallel: ParallelState,
+    device: torch.device,
+) -> PostAttention:
+    """The configured way from a block's attention to the end of its cross-attention.
 
-    Attributes:
-        max_signatures: sizes that can be prepared.
-        provider_owners: further objects that device work hangs on, such as exchange buffers.
-        report: where failures go.
+    Raises:
+        ConfigError: if the configuration does not go with graphs, before any weight is read.
     """
-
-    max_signatures: int = MAX_SIGNATURES
-    provider_owners: tuple[object, ...] = ()
-    report: Reporter = field(default=PROCESS_QUARANTINE.hold)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.max_signatures, bool) or self.max_signatures < 1:
-            raise ConfigError(f"max_signatures must be at least 1, got {self.max_signatures!r}")
+    if not config.leased_post_attention:
+        return EAGER
+    if not config.enforce_eager:
+        raise ConfigError(
+            "lingbot_npu_leased_post_attention captures what enforce_eager: false would compile; "
+            "set enforce_eager to true"
+        )
+    if config.geometry is None:
+        raise ConfigError(
+            "lingbot_npu_leased_post_attention captures one size before the first session; set "
+            "ar_diffusion_height and ar_diffusion_width"
+        )
+    tokens = LATENT_FRAMES_PER_CHUNK * config.geometry.tokens_per_frame // parallel.sequence.size
+    return LeasedPostAttention(platform.graph_runtime(), LeaseSize(tokens, dim, device))
 
 
 class LeasedPostAttention:
-    """The graphs of all blocks of one transformer on one rank.
+    """A :class:`PostAttention` over the graphs of all blocks of one transformer on one rank.
 
     One forward at a time uses it; the lock guards nothing but the choice of a slot.
 
-    Raises:
-        ConfigError: if a block's projection cannot be captured.
+    Args:
+        size: of the sessions that use the graphs.
+        quarantine: takes what a failure leaves behind.
     """
 
     def __init__(
-        self,
-        blocks: Sequence[LingBotWorldBlock],
-        runtime: GraphRuntime,
-        options: LeaseOptions | None = None,
+        self, runtime: GraphRuntime, size: LeaseSize, *, quarantine: Quarantine = QUARANTINE
     ) -> None:
-        for block in blocks:
-            _check_block(block)
-        self.blocks = tuple(blocks)
         self.runtime = runtime
-        self.options = options or LeaseOptions()
-        self.counters = LeaseCounters()
-        self.failed = False
-        self.quarantine: list[tuple[object, ...]] = []
-        self._arenas: dict[LeaseSignature, tuple[Slot, ...]] = {}
-        self._fingerprints = tuple(fingerprint(block) for block in blocks)
-        self._lock = threading.RLock()
+        self.size = size
+        self.record = LeaseRecord()
+        self.slots: tuple[Slot, ...] = ()
+        self._quarantine = quarantine
+        self._captured: Mapping[AttendingBlock, CapturedBlock] = {}
+        self._lock = threading.Lock()
 
-    # ------------------------------------------------------------ before sessions
-
-    def prepare(self, signature: LeaseSignature) -> None:
-        """Allocate the slots of a size and capture every block over both.
+    def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
+        """Allocate the slots and capture every block over both.
 
         Raises:
-            ConfigError: if no more sizes fit, or a graph could not be captured.
+            ConfigError: if a projection cannot be captured, or a capture fails.
         """
-        if signature in self._arenas:
-            return
-        if len(self._arenas) >= self.options.max_signatures or not signature.is_sound:
-            raise ConfigError(
-                f"post-attention graphs take {self.options.max_signatures} sizes whose gate rows "
-                f"divide the tokens, got {signature} beside {len(self._arenas)} sizes"
-            )
-        slots = tuple(Slot.empty(signature, self.runtime.new_pool()) for _ in range(NUM_SLOTS))
-        for layer in range(len(self.blocks)):
-            for slot in slots:
-                slot.captures.append(self._capture(layer, slot))
-                self.counters.captures += 1
-        self._arenas[signature] = slots
+        self.slots = tuple(
+            Slot.empty(index, self.size, self.runtime.new_pool()) for index in range(NUM_SLOTS)
+        )
+        memory = [(slot.buffers, slot.pool) for slot in self.slots]
+        self._captured = {
+            block: CapturedBlock.of(block, index, memory, self.runtime)
+            for index, block in enumerate(blocks)
+        }
+        self.record.captures = NUM_SLOTS * len(self._captured)
+        logger.info(
+            "captured %d post-attention graphs of %d tokens per rank with the %s runtime",
+            self.record.captures,
+            self.size.tokens,
+            self.runtime.name,
+        )
 
-    def decide(self, signature: LeaseSignature) -> bool:
-        """Whether a session of this size uses the graphs; if not, it counts as a fallback."""
-        prepared = signature in self._arenas and not self.runtime.is_capturing()
-        if not prepared:
-            self.counters.fallbacks += 1
+    def begin_session(self, tokens: int) -> None:
+        """Refuse a session after a failure; say once of a session that it runs without graphs.
+
+        Raises:
+            WorkerFailedError: if a lease has failed.
+        """
+        self.record.check_healthy()
+        if tokens != self.size.tokens:
+            self.record.fallbacks += 1
             logger.info(
                 "a session of %d tokens per rank runs without post-attention graphs: prepared are "
-                "%s (ar_diffusion_height and ar_diffusion_width)",
-                signature.tokens,
-                sorted(known.tokens for known in self._arenas),
+                "%d (ar_diffusion_height and ar_diffusion_width)",
+                tokens,
+                self.size.tokens,
             )
-        return prepared
 
-    def slots(self, signature: LeaseSignature) -> tuple[Slot, ...]:
-        """The two slots of a prepared size."""
-        return self._arenas[signature]
-
-    # ------------------------------------------------------------ while a chunk is made
-
-    def layer(self, index: int) -> BlockLeases:
-        """The leases of one block."""
-        return BlockLeases(self, index)
-
-    @contextmanager
-    def acquire(self, layer: int, inputs: LeaseInputs) -> Iterator[Lease]:
-        """Borrow a slot: its inputs are copied, its last readers are waited for on the device.
+    def run(
+        self,
+        block: AttendingBlock,
+        modulated: Float[Tensor, "tokens dim"],
+        x: Float[Tensor, "tokens dim"],
+        gate: Float32[Tensor, "rows dim"],
+        layer: LayerContext,
+    ) -> Float[Tensor, "tokens dim"]:
+        """The residual stream after self-attention, camera and cross-attention, by a replay.
 
         Raises:
-            WorkerFailedError: if the controller has failed, or a block was changed.
-            LeaseError: if the size is not prepared; nothing was touched.
-            SlotsBusyError: if both slots are leased; nothing was touched.
+            WorkerFailedError: if anything was raised inside the lease, or a block was changed.
         """
-        lease = self._borrow(layer, inputs)
+        if len(x) != self.size.tokens or self.runtime.is_capturing():
+            return EAGER.run(block, modulated, x, gate, layer)
+        inputs = LeaseInputs(x, gate, layer.camera.gain, layer.camera.shift)
         try:
-            self._fill(lease, inputs)
-            yield lease
-            self.check_healthy()
-            lease.end()
-            lease.slot.active = False
-        except BaseException as error:
-            self._fail(error, lease, inputs)
+            with self.acquire(block, inputs) as lease:
+                _attend_into(lease, block, modulated, layer.window)
+                outputs = lease.finish()
+                return outputs.residual + block.cross_attn(outputs.normalised, layer.text)
+        except Exception as error:
+            if self.record.failed:
+                raise WorkerFailedError(
+                    f"a post-attention graph failed ({type(error).__name__}: {error}); its memory "
+                    "is kept and all workers have to be restarted"
+                ) from error
             raise
 
-    # ------------------------------------------------------------ what leases ask for
+    @contextmanager
+    def acquire(self, block: AttendingBlock, inputs: LeaseInputs) -> Iterator[Lease]:
+        """Borrow a slot: its inputs are copied, its last reader is waited for on the device.
 
-    def check_healthy(self) -> None:
-        """Raise if a lease has failed.
-
-        Raises:
-            WorkerFailedError: asking for a restart.
-        """
-        if self.failed:
-            raise WorkerFailedError(
-                "an earlier post-attention graph failed on this rank; restart all workers"
-            )
-
-    def check_unchanged(self, layer: int) -> None:
-        """Raise if the block is not as it was when it was captured.
+        Whatever is raised before the lease has ended passes on unchanged, and the slot is never
+        given out again.
 
         Raises:
-            WorkerFailedError: naming the first difference and asking for a restart.
+            WorkerFailedError: if a lease has failed, or the block was changed; nothing was touched.
+            LeaseError: if no graphs were prepared for such inputs; nothing was touched.
+            SlotsBusyError: if both slots are leased; nothing was touched.
         """
-        changed = self._fingerprints[layer].difference(fingerprint(self.blocks[layer]))
-        if changed is not None:
-            raise WorkerFailedError(
-                f"block {layer} was changed after its graph was captured ({changed}); restart all "
-                "workers"
-            )
-
-    # ------------------------------------------------------------ inner parts
-
-    def _capture(self, layer: int, slot: Slot) -> Capture:
-        stream = self.runtime.current_stream(slot.attended.device)
-        function = self.blocks[layer].post_attention
+        lease = self._borrow(self._captured[block], inputs)
         try:
-            capture = self.runtime.capture(function, slot.buffers, stream=stream, pool=slot.pool)
-            _check_capture(capture, slot)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"the post-attention graph of block {layer} cannot be captured by the "
-                f"{self.runtime.name} runtime: {error}; set lingbot_npu_leased_post_attention to "
-                "false"
-            ) from error
-        return capture
+            lease.fill(inputs)
+            yield lease
+            lease.end()
+        except BaseException as error:
+            self.record.failed = True
+            exchange = block.self_attn.parts.exchange
+            captured = self._captured[block]
+            owners = (self, block, captured, lease, lease.slot, inputs, exchange)
+            self._quarantine.hold("leased post-attention", error, *owners)
+            raise
 
-    def _borrow(self, layer: int, inputs: LeaseInputs) -> Lease:
+    def _borrow(self, block: CapturedBlock, inputs: LeaseInputs) -> Lease:
         with self._lock:
-            self.check_healthy()
-            self.check_unchanged(layer)
-            signature = inputs.signature
-            if signature not in self._arenas:
-                raise LeaseError(f"no graphs were prepared for {signature}")
-            free = [slot for slot in self._arenas[signature] if not slot.active]
+            self.record.check_healthy()
+            block.check_unchanged()
+            if not inputs.fit(self.slots[0].inputs):
+                shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in inputs.tensors]
+                raise LeaseError(f"no graphs were prepared for {shapes}, but for {self.size}")
+            free = [slot for slot in self.slots if not slot.active]
             if not free:
                 raise SlotsBusyError("both slots still have consumers")
             slot = min(free, key=lambda candidate: candidate.generation)
             slot.active = True
             slot.generation += 1
-            return Lease(self, layer, slot, self.runtime.current_stream(signature.device))
-
-    def _fill(self, lease: Lease, inputs: LeaseInputs) -> None:
-        runtime, slot, stream = self.runtime, lease.slot, lease.stream
-        for event in slot.completion:
-            runtime.wait_event(stream, event)
-            self.counters.slot_reuse_waits += 1
-        slot.completion = []
-        for source, target in zip(inputs.tensors, slot.inputs.tensors, strict=True):
-            runtime.record_owner(source, stream)
-            runtime.record_owner(target, stream)
-            target.copy_(source)
-            self.counters.conditioning_copy_bytes += target.nbytes
-        runtime.record_owner(slot.attended, stream)
-
-    def _fail(self, error: BaseException, lease: Lease, inputs: LeaseInputs) -> None:
-        """Keep everything; the slot stays active, so nobody gets it again."""
-        fixed = (self._fingerprints[lease.layer].owners, self.options.provider_owners)
-        owners = (self, lease, lease.slot, inputs, *fixed)
-        self.keep(owners)
-        if not self.failed:
-            self.failed = True
-            self.options.report(_ORIGIN, error, owners)
-
-    def keep(self, owners: tuple[object, ...]) -> None:
-        """Release these objects never: the one report of a failure holds this controller."""
-        self.quarantine.append(owners)
-
-    def fingerprint(self, layer: int) -> Fingerprint:
-        """What is remembered of a block."""
-        return self._fingerprints[layer]
+            return Lease(block, slot, runtime=self.runtime, record=self.record)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLeases:
-    """The leases of one block."""
+def _attend_into(
+    lease: Lease,
+    block: AttendingBlock,
+    modulated: Float[Tensor, "tokens dim"],
+    window: LayerWindow,
+) -> None:
+    """Attend and leave the result, before its projection, in the lease's slot.
 
-    controller: LeasedPostAttention
-    layer: int
-
-    def acquire(self, inputs: LeaseInputs) -> AbstractContextManager[Lease]:
-        """See :meth:`LeasedPostAttention.acquire`."""
-        return self.controller.acquire(self.layer, inputs)
-
-
-@contextmanager
-def asking_for_restart(leases: LeasedPostAttention | None, *owners: object) -> Iterator[None]:
-    """Turn whatever made a lease fail into a lost worker.
-
-    Args:
-        owners: what the chunk's work may still touch; kept for ever after such a failure.
-
-    Raises:
-        WorkerFailedError: instead of the exception that made a lease fail.
+    Mutates the window's pages. An exchange between ranks writes into the slot by itself.
     """
-    try:
-        yield
-    except BaseException as error:
-        if leases is not None and leases.failed:
-            leases.keep(owners)
-        if leases is not None and leases.failed and isinstance(error, Exception):
-            raise WorkerFailedError(
-                f"a post-attention graph failed ({type(error).__name__}: {error}); its memory is "
-                "kept and all workers have to be restarted"
-            ) from error
-        raise
-
-
-def _check_block(block: LingBotWorldBlock) -> None:
-    projection = block.self_attn.o
-    plain = isinstance(projection, RowParallelLinear) and isinstance(
-        projection.method, PlainLinearMethod
-    )
-    if not plain:
-        raise ConfigError(
-            "lingbot_npu_leased_post_attention needs the attention's projection as the checkpoint "
-            f"has it, got {type(projection).__name__}; leave quantization and linear_backend out"
-        )
-    if projection.group.size != 1:
-        raise ConfigError(
-            "lingbot_npu_leased_post_attention needs tensor_parallel_size 1, since a graph holds "
-            f"no exchange; got {projection.group.size}"
-        )
-    weights = dict(projection.named_parameters(recurse=False))
-    dtypes = {name: weight.dtype for name, weight in weights.items()}
-    if dtypes != {"weight": torch.bfloat16, "bias": torch.bfloat16}:
-        raise ConfigError(
-            "lingbot_npu_leased_post_attention needs an unquantised bfloat16 projection with a "
-            f"bias, got {dtypes}; set dtype to bfloat16 and leave quantization out"
-        )
-
-
-def _check_capture(capture: Capture, slot: Slot) -> None:
-    """Refuse outputs that consumers could not borrow.
-
-    Raises:
-        LeaseError: naming what is wrong.
-    """
-    wanted = (slot.attended.shape, slot.attended.dtype, slot.attended.device)
-    got = [(output.shape, output.dtype, output.device) for output in capture.outputs]
-    if got != [wanted] * len(PostAttention.__dataclass_fields__):
-        raise LeaseError(f"a graph must return three tensors like {wanted}, got {got}")
-    inputs = {buffer.untyped_storage().data_ptr() for buffer in slot.buffers}
-    if any(output.untyped_storage().data_ptr() in inputs for output in capture.outputs):
-        raise LeaseError("a graph's output shares memory with its inputs")
+    attention, parts = block.self_attn, block.self_attn.parts
+    inputs = attention.queries_keys_values(modulated, window)
+    attended = attend_heads(*inputs, window, parts)
+    if parts.exchange.group.size == 1:
+        lease.stage(attended.flatten(1))
+        return
+    heads = lease.projection_input.unflatten(-1, (-1, parts.config.attention_head_dim))
+    parts.exchange.heads_to_tokens_into(attended, heads, latent_frames=LATENT_FRAMES_PER_CHUNK)
+    lease.mark_written()

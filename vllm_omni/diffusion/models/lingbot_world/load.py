@@ -24,7 +24,6 @@ from vllm_omni.diffusion.models.lingbot_world.config import (
     read_json,
 )
 from vllm_omni.diffusion.models.lingbot_world.layer_parts import layer_parts
-from vllm_omni.diffusion.models.lingbot_world.lease_setup import leased_geometry, prepare_leases
 from vllm_omni.diffusion.models.lingbot_world.pipeline import (
     LingBotWorldCausalDMDPipeline,
     PipelineParts,
@@ -32,7 +31,6 @@ from vllm_omni.diffusion.models.lingbot_world.pipeline import (
 from vllm_omni.diffusion.models.lingbot_world.pixel_gather import PixelGather, PixelMode
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import CACHE_PIECE_ELEMENTS
 from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
-from vllm_omni.diffusion.models.lingbot_world.transfer_owners import TransferOwners
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
@@ -41,6 +39,7 @@ from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.diffusion.models.loader import load_weights, materialize, no_weights
 from vllm_omni.errors import CheckpointError
 from vllm_omni.platforms import Platform
+from vllm_omni.platforms.quarantine import TransferOwners
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,6 @@ def load_pipeline(
     facts = read_checkpoint(model, config.kv_cache)
     config.parallel.check_heads(facts.transformer.num_attention_heads)
     config.parallel.check_feed_forward(facts.transformer.ffn_dim)
-    leased = leased_geometry(config)
     parts = layer_parts(
         config,
         platform,
@@ -116,6 +114,7 @@ def load_pipeline(
     transformer = load_transformer(model, parts, device, linears)
     if not config.enforce_eager:
         compile_blocks(transformer)
+    parts.post_attention.prepare(transformer.layers)
     output = ChunkOutput(vae, parallel, pixel_gather(config, platform, parallel, device))
     return LingBotWorldCausalDMDPipeline(
         config,
@@ -128,7 +127,6 @@ def load_pipeline(
             device=device,
             dtype=dtype,
             linears=linears,
-            leases=prepare_leases(leased, transformer, platform, device),
         ),
         platform,
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
-from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
+from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.layers.linear_backend import NATIVE, LinearBackend
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
@@ -22,16 +22,10 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
 )
 from vllm_omni.diffusion.models.interface import RealtimePipeline
-from vllm_omni.diffusion.models.lingbot_world.attention import ChunkWindow
 from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_track
 from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
 from vllm_omni.diffusion.models.lingbot_world.chunk_output import ChunkOutput
 from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder, prepare_image
-from vllm_omni.diffusion.models.lingbot_world.lease_setup import lease_signature
-from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
-    LeasedPostAttention,
-    asking_for_restart,
-)
 from vllm_omni.diffusion.models.lingbot_world.schedule import COMMIT_TIMESTEP, DmdSchedule
 from vllm_omni.diffusion.models.lingbot_world.session import (
     CommittedState,
@@ -44,7 +38,6 @@ from vllm_omni.diffusion.models.lingbot_world.stopwatch import ChunkStopwatch
 from vllm_omni.diffusion.models.lingbot_world.text import TEXT_TOKENS, TextEncoder
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
-    ChunkContext,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.errors import InvalidRequestError, SessionClosedError
@@ -52,6 +45,7 @@ from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.platforms import Platform
 from vllm_omni.platforms.laps import HostLaps
+from vllm_omni.platforms.quarantine import QUARANTINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,6 @@ class PipelineParts:
 
     Attributes:
         flow_shift: used by requests that name none.
-        leases: post-attention graphs, where the deployment asks for them.
     """
 
     text: TextEncoder
@@ -71,7 +64,6 @@ class PipelineParts:
     device: torch.device
     dtype: torch.dtype
     linears: LinearBackend = NATIVE
-    leases: LeasedPostAttention | None = None
 
 
 class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
@@ -123,8 +115,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         same with its own, beside the new one of the encoder.
         """
         transformer, vae = self.parts.transformer, self.parts.vae
-        ranks = transformer.exchange.group.size
-        tokens = LATENT_FRAMES_PER_CHUNK * geometry.tokens_per_frame // ranks
+        tokens = transformer.chunk_tokens(geometry)
         per_layer = 2 * tokens * transformer.config.dim * self.parts.dtype.itemsize
         encoder = vae.encoder_state_bytes(geometry.height, geometry.width)
         histories = max(2 * encoder, encoder + 2 * self.parts.output.decoder_bytes(geometry))
@@ -145,11 +136,14 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
             OutOfKVMemoryError: if the window does not fit into the pool.
             UnsupportedParallelismError: if the Ulysses degree does not divide the size's tokens.
             InvalidRequestError: if noise cannot be drawn where the request says.
+            WorkerFailedError: if an earlier failure has left the device unusable.
         """
         if self._pool is None:
             raise SessionClosedError("the pipeline has no KV pool yet")
         geometry = VideoGeometry(request.height, request.width)
         self.config.parallel.check_geometry(geometry)
+        transformer = self.parts.transformer
+        transformer.post_attention.begin_session(transformer.chunk_tokens(geometry))
         kv = SessionKV(self._pool, geometry.tokens_per_frame)
         try:
             parts = self._session_parts(request, geometry)
@@ -181,9 +175,15 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         watch.lap("condition_ms")
         camera, camera_state = parts.cameras.next_chunk(before.camera, plan)
         text = self._text(session, plan.prompt)
-        context = self._context(session, camera, text)
+        context = self.parts.transformer.context(
+            camera,
+            text.kv,
+            session.kv,
+            geometry=parts.geometry,
+            start_latent_frame=before.next_latent_frame,
+        )
         watch.lap("camera_ms")
-        with asking_for_restart(parts.leases, parts, before, context, condition):
+        with QUARANTINE.joined_by(parts, before, context, condition):
             clean = denoise(
                 self.parts.transformer,
                 condition=condition,
@@ -192,8 +192,8 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
                 steps=parts.steps,
                 generator=parts.generator,
             )
-        watch.lap("probes_ms")
-        output, decoder = self.parts.output.hand_out(clean, parts.output, before.decoder)
+            watch.lap("probes_ms")
+            output, decoder = self.parts.output.hand_out(clean, parts.output, before.decoder)
         watch.lap("decode_ms")
         after = replace(
             before,
@@ -216,7 +216,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         parts, pending = session.parts, session.pending
         watch = ChunkStopwatch(self.platform, self.parts.device, HostLaps())
         if not self.config.reuse_last_step_kv:
-            with asking_for_restart(parts.leases, parts, session.committed, pending):
+            with QUARANTINE.joined_by(parts, session.committed, pending):
                 commit(
                     self.parts.transformer,
                     clean=pending.clean,
@@ -251,7 +251,6 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
             ),
             cameras=create_camera_track(request, geometry, dtype=dtype, device=device),
             generator=self._generator(request),
-            leases=self._leases(geometry),
         )
 
     def _generator(self, request: SessionRequest) -> torch.Generator:
@@ -263,30 +262,6 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
                 f"must be {' or '.join(sorted({'cpu', self.parts.device.type}))} here, got {place}",
                 field="generator_device",
             ) from error
-
-    def _leases(self, geometry: VideoGeometry) -> LeasedPostAttention | None:
-        """Decide once whether a session uses the post-attention graphs."""
-        leases = self.parts.leases
-        if leases is None:
-            return None
-        leases.check_healthy()
-        signature = lease_signature(self.parts.transformer, geometry, self.parts.device)
-        return leases if leases.decide(signature) else None
-
-    def _context(
-        self,
-        session: LingBotSession,
-        camera: Float[Tensor, "384 3 height width"],
-        text: TextCondition,
-    ) -> ChunkContext:
-        transformer, start = self.parts.transformer, session.committed.next_latent_frame
-        window = ChunkWindow(
-            layers=session.kv.pool.layers,
-            plan=session.kv.plan(start, LATENT_FRAMES_PER_CHUNK),
-            rotary=transformer.rotary_tables(session.parts.geometry, start, self.parts.device),
-        )
-        leases = session.parts.leases
-        return ChunkContext(transformer.embed_camera(camera), text.kv, window, leases)
 
     def _text_condition(self, embedding: Float[Tensor, "text_tokens text_dim"]) -> TextCondition:
         return TextCondition(embedding, self.parts.transformer.embed_text(embedding))

@@ -32,8 +32,8 @@ from vllm_omni.diffusion.models.lingbot_world.pixel_output import (
     to_float,
     to_uint8,
 )
-from vllm_omni.diffusion.models.lingbot_world.transfer_owners import TransferOwners
 from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS
+from vllm_omni.platforms.quarantine import TransferOwners
 
 ROOT = 0
 """Group rank of the one that hands pixels out."""

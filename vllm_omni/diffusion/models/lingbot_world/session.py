@@ -12,7 +12,6 @@ from vllm_omni.diffusion.models.lingbot_world.attention import TextKV
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
 from vllm_omni.diffusion.models.lingbot_world.camera_track import CameraState, CameraTrack
 from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder, ConditionState
-from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
 from vllm_omni.diffusion.models.lingbot_world.schedule import DmdSchedule
 from vllm_omni.diffusion.models.lingbot_world.transformer import ChunkContext
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
@@ -80,7 +79,6 @@ class SessionParts:
         prompt: encoder output of the prompt that the session begins with.
         steps: embedded timesteps of the four probes and the commit.
         generator: draws all noise of the session.
-        leases: post-attention graphs; ``None`` if the session runs without them.
     """
 
     output: OutputKind
@@ -91,7 +89,6 @@ class SessionParts:
     conditions: ConditionEncoder
     cameras: CameraTrack
     generator: torch.Generator
-    leases: LeasedPostAttention | None = None
 
 
 class LingBotSession:

@@ -1,6 +1,6 @@
 """The causal world transformer: embed, blocks over the KV window, head."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,30 +20,23 @@ from vllm_omni.diffusion.layers.linear import ReplicatedLinear
 from vllm_omni.diffusion.layers.rope import RotaryEmbeddingWan, RotaryTables
 from vllm_omni.diffusion.layers.weights import WeightTarget, weight_targets
 from vllm_omni.diffusion.models.lingbot_world.attention import (
-    ChunkWindow,
+    CameraModulation,
+    LayerContext,
     LayerParts,
     LayerWindow,
     TextKV,
 )
 from vllm_omni.diffusion.models.lingbot_world.blocks import (
-    CameraModulation,
     Head,
     LingBotWorldBlock,
     TimeEmbedding,
 )
 from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS
-from vllm_omni.diffusion.models.lingbot_world.lease import LayerLeases
-from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
-
-
-@dataclass(frozen=True, slots=True)
-class LayerContext:
-    """What one layer needs during one chunk."""
-
-    camera: CameraModulation
-    text: TextKV
-    window: LayerWindow
-    leases: LayerLeases | None
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
+    LayerPages,
+    SessionKV,
+    WindowPlan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +46,21 @@ class ChunkContext:
     Attributes:
         camera: one modulation per layer.
         text: one pair of keys and values per layer.
-        window: where the chunk stands in the KV window.
-        leases: post-attention graphs, for sessions that use them.
+        pages: of the KV pool, one pair per layer.
+        plan: the chunk's place in the pages.
+        rotary: tables of the chunk's positions.
     """
 
     camera: tuple[CameraModulation, ...]
     text: tuple[TextKV, ...]
-    window: ChunkWindow
-    leases: LeasedPostAttention | None = None
+    pages: tuple[LayerPages, ...]
+    plan: WindowPlan
+    rotary: RotaryTables
 
     def layers(self) -> Iterator[LayerContext]:
         """The context of each layer in turn."""
-        windows = self.window.by_layer()
-        shared = zip(self.camera, self.text, windows, strict=True)
-        for index, (camera, text, window) in enumerate(shared):
-            leases = None if self.leases is None else self.leases.layer(index)
-            yield LayerContext(camera, text, window, leases)
+        for camera, text, pages in zip(self.camera, self.text, self.pages, strict=True):
+            yield LayerContext(camera, text, LayerWindow(pages, self.plan, self.rotary))
 
 
 SEQUENCE_PLAN = SequencePlan(
@@ -89,6 +81,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         self.config = config
         self.dtype = dtype
         self.exchange = parts.exchange
+        self.post_attention = parts.post_attention
         self.rotary_positions = RotaryEmbeddingWan(config.attention_head_dim)
         self.rotary = parts.rotary
         self.patch_embedding = PatchEmbedding(config.in_channels, dim, dtype)
@@ -123,6 +116,10 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         """The blocks as what they are; a module list knows only modules."""
         return tuple(cast(LingBotWorldBlock, block) for block in self.blocks)
 
+    def chunk_tokens(self, geometry: VideoGeometry) -> int:
+        """Tokens of a chunk on this rank."""
+        return LATENT_FRAMES_PER_CHUNK * geometry.tokens_per_frame // self.exchange.group.size
+
     def checkpoint_targets(self) -> dict[str, WeightTarget]:
         """Every tensor of the checkpoint, by name, and where this rank puts it."""
         return weight_targets(self)
@@ -154,6 +151,30 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         activated = nn.functional.silu(self.c2ws_hidden_states_layer1(hidden))
         hidden = hidden + self.c2ws_hidden_states_layer2(activated)
         return tuple(block.camera_modulation(hidden) for block in self.layers)
+
+    def context(
+        self,
+        camera: Float[Tensor, "384 latent_frames height width"],
+        text: tuple[TextKV, ...],
+        kv: SessionKV,
+        *,
+        geometry: VideoGeometry,
+        start_latent_frame: int,
+    ) -> ChunkContext:
+        """What the forwards of the chunk at ``start_latent_frame`` share.
+
+        Args:
+            camera: folded rays of the chunk.
+            text: keys and values of the prompt.
+            kv: the session's window.
+        """
+        return ChunkContext(
+            camera=self.embed_camera(camera),
+            text=text,
+            pages=kv.pool.layers,
+            plan=kv.plan(start_latent_frame, LATENT_FRAMES_PER_CHUNK),
+            rotary=self.rotary_tables(geometry, start_latent_frame, camera.device),
+        )
 
     def rotary_tables(
         self, geometry: VideoGeometry, start_latent_frame: int, device: torch.device
@@ -190,7 +211,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         frames, height, width = latents.shape[1:]
         x = self._embed(latents)
         for block, layer in zip(self.layers, context.layers(), strict=True):
-            x = _run(block, x, time, layer)
+            x = block(x, time, layer)
         tokens = self.head(x, time).unflatten(0, (frames, -1))
         whole = SEQUENCE_PLAN.gather_tokens("flow patches", tokens, self.exchange)
         return unpatchify(whole, height // PATCH, width // PATCH)
@@ -206,7 +227,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         *blocks, last_block = self.layers
         *layers, last = context.layers()
         for block, layer in zip(blocks, layers, strict=True):
-            x = _run(block, x, time, layer)
+            x = block(x, time, layer)
         last_block.write_only(x, time, last.window)
 
     def _embed(
@@ -219,12 +240,3 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         self, name: str, x: Float[Tensor, "latent_frames tokens *rest"]
     ) -> Float[Tensor, "latent_frames local_tokens *rest"]:
         return SEQUENCE_PLAN.split_tokens(name, x, self.exchange)
-
-
-def _run(
-    block: Callable[..., Tensor],
-    x: Float[Tensor, "tokens dim"],
-    time: TimeEmbedding,
-    layer: LayerContext,
-) -> Float[Tensor, "tokens dim"]:
-    return block(x, time, layer.camera, text=layer.text, window=layer.window, leases=layer.leases)
