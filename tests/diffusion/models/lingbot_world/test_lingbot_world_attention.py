@@ -32,7 +32,7 @@ def tokens(count, seed=0):
 
 
 def layer_window(rollout, *, layer, chunk):
-    return list(rollout.context(chunk).window.by_layer())[layer]
+    return list(rollout.context(chunk).layers())[layer].window
 
 
 def test_scale_is_by_head_size():
