@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.helpers.blocks import random_block, tiny_transformer_config, tiny_parts
+from tests.helpers.blocks import random_block, tiny_parts, tiny_transformer_config
 from tests.helpers.fake_graphs import FakeRuntime, FakeStream
 from vllm_omni.diffusion.models.lingbot_world.attention import CameraModulation
 from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSize
