@@ -1,29 +1,38 @@
-"""A device called ``npu`` made of host memory, by torch's interface for devices in Python.
+"""A device called ``npu`` made of host memory, and a ``torch_npu`` for it: both without a compiler.
 
 Tensors are of device type ``npu``, their bytes lie in host memory: a DLPack capsule of a CPU
 tensor is relabelled and imported. Operators map their arguments to CPU tensors over the same
-bytes and run there; views are views of the same storage. Streams and events do nothing, so this
-device shows placement, branches, arguments, shapes and transfers, and never an order of work.
+bytes and run there; views are views of the same storage. The vendor's operators have its schemas.
+Streams and events do nothing, so this device shows placement, branches, arguments and shapes, and
+never an order of work: that is what ``make test-npu-sim`` is for.
 
 It replaces a part of torch for the whole process: use it in a process of its own.
 """
 
 import ctypes
+import sys
 import time
 import types
-from collections import Counter
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from tests.npu_sim.operators import BODIES, Call
+
+SCHEMAS = Path(__file__).with_name("operator_schemas.txt")
 _DLPACK_CPU, _DLPACK_EXTENSION = 1, 12
 _DEVICE_TYPE_OFFSET = 8
 """Of the 32-bit device type inside a DLTensor, after its data pointer."""
+_HOST_INDICES = {"aten::index", "aten::index_put_", "aten::_index_put_impl_"}
 
-transfers: Counter[str] = Counter()
-"""Copies between host and device: ``to_device``, ``to_host``, and ``read_back`` of one value."""
+calls: list[Call] = []
+"""Calls of the vendor's operators."""
 
+_libraries: list[torch.library.Library] = []
+_torch_empty = torch.empty
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -36,12 +45,12 @@ def _relabel(tensor: torch.Tensor, device_type: int) -> torch.Tensor:
     return torch._C._from_dlpack(capsule)
 
 
-def host_view(tensor: torch.Tensor) -> torch.Tensor:
+def _host_view(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the same bytes."""
     return _relabel(tensor, _DLPACK_CPU) if tensor.device.type == "npu" else tensor
 
 
-def device_view(tensor: torch.Tensor) -> torch.Tensor:
+def _device_view(tensor: torch.Tensor) -> torch.Tensor:
     """A device tensor over the bytes of a CPU tensor that starts its storage."""
     dense = tensor.storage_offset() == 0 and (tensor.is_contiguous() or all(tensor.stride()))
     return _relabel(tensor if dense else tensor.contiguous(), _DLPACK_EXTENSION)
@@ -49,18 +58,21 @@ def device_view(tensor: torch.Tensor) -> torch.Tensor:
 
 def _to_host(value):
     if isinstance(value, torch.Tensor):
-        return host_view(value)
+        return _host_view(value)
     if isinstance(value, torch.device) and value.type == "npu":
         return torch.device("cpu")
     return value
 
 
-def run_on_host(operator, args, kwargs, body=None):
+def _run_on_host(operator, args, kwargs, body=None):
     """Run ``body`` (the operator itself if not given) on the host, return device tensors."""
-    _refuse_mixed(operator, args, kwargs)
+    schema = operator._schema
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    kinds = {x.device.type for x in tensors if x.dim()}
+    if len(kinds) > 1 and schema.name not in _HOST_INDICES:
+        raise RuntimeError(f"{schema.name}: tensors on {sorted(kinds)}; expected one device")
     host_args, host_kwargs = pytree.tree_map(_to_host, (args, dict(kwargs)))
     host_kwargs.pop("pin_memory", None)
-    schema = operator._schema
     bound = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     outs = [argument.name for argument in schema.arguments if argument.is_out]
     if outs:
@@ -78,7 +90,7 @@ def run_on_host(operator, args, kwargs, body=None):
 def _output(declared, value, schema, bound):
     alias = declared.alias_info
     if alias is None or not alias.is_write:
-        return pytree.tree_map_only(torch.Tensor, device_view, value)
+        return pytree.tree_map_only(torch.Tensor, _device_view, value)
     for argument in schema.arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
         if written and argument.alias_info.before_set & alias.before_set:
@@ -91,49 +103,24 @@ def _run_into(operator, args, kwargs, outs):
     operator(*args, **{k: v for k, v in kwargs.items() if k not in outs}, **fresh)
     for name, tensor in outs.items():
         _resize(tensor, fresh[name].shape)
-        host_view(tensor).copy_(fresh[name])
+        _host_view(tensor).copy_(fresh[name])
     tensors = tuple(outs.values())
     return tensors if len(tensors) > 1 else tensors[0]
 
 
-_HOST_INDICES = {"aten::index", "aten::index_put_", "aten::_index_put_impl_"}
-
-
-def _refuse_mixed(operator, args, kwargs) -> None:
-    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    kinds = {x.device.type for x in tensors if x.dim()}
-    name = operator._schema.name
-    if len(kinds) > 1 and name not in _HOST_INDICES:
-        raise RuntimeError(f"{name}: tensors on {sorted(kinds)}; expected one device")
-    if name in _HOST_INDICES and "cpu" in {x.device.type for x in tensors if x.dim()}:
-        transfers["to_device"] += 1
-    if name in {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"}:
-        transfers["read_back"] += 1
-
-
-def _fallback(operator, *args, **kwargs):
-    return run_on_host(operator, args, kwargs)
-
-
 def _empty(size, *, dtype=None, memory_format=None, **_):
     layout = memory_format or torch.contiguous_format
-    return device_view(torch.empty(size, dtype=dtype, memory_format=layout))
+    return _device_view(torch.empty(size, dtype=dtype, memory_format=layout))
 
 
 def _empty_strided(size, stride, *, dtype=None, **_):
-    return device_view(torch.empty_strided(size, stride, dtype=dtype))
+    return _device_view(torch.empty_strided(size, stride, dtype=dtype))
 
 
 def _copy_(target, source, non_blocking=False):
     del non_blocking
-    if target.device.type != source.device.type:
-        transfers["to_device" if target.device.type == "npu" else "to_host"] += 1
-    host_view(target).copy_(host_view(source))
+    _host_view(target).copy_(_host_view(source))
     return target
-
-
-def _copy_from(source, target, non_blocking=False):
-    return _copy_(target, source, non_blocking)
 
 
 def _resize(tensor, size, memory_format=None):
@@ -151,7 +138,7 @@ def _resize(tensor, size, memory_format=None):
 
 
 def _on_host(operator):
-    return lambda *args, **kwargs: run_on_host(operator, args, kwargs)
+    return lambda *args, **kwargs: _run_on_host(operator, args, kwargs)
 
 
 def _shared_with_cpu(operator):
@@ -160,32 +147,18 @@ def _shared_with_cpu(operator):
     return lambda *args, **kwargs: operator.redispatch(keys, *args, **kwargs)
 
 
-class Stream:
-    """The only stream."""
-
-    def wait_event(self, event):
-        del event
-
-    def wait_stream(self, stream):
-        del stream
-
-    def synchronize(self):
-        pass
-
-
-class Event:
+class _Event:
     """Done when it is recorded."""
 
     def __init__(self, *, enable_timing=False):
-        self.enable_timing, self.recorded_s = enable_timing, 0.0
+        del enable_timing
+        self.recorded_s = 0.0
 
     def record(self, stream=None):
         del stream
         self.recorded_s = time.perf_counter()
 
     def elapsed_time(self, later):
-        assert self.enable_timing
-        assert later.enable_timing
         return (later.recorded_s - self.recorded_s) * 1000.0
 
     def query(self):
@@ -197,9 +170,8 @@ class Event:
 
 def _device_module() -> types.ModuleType:
     module = types.ModuleType("torch.npu")
-    stream = Stream()
-    module.Stream, module.Event = Stream, Event
-    module.current_stream = lambda *_: stream
+    module.Event = _Event
+    module.current_stream = lambda *_: None
     module.is_available = module.is_initialized = lambda: True
     module._is_in_bad_fork = lambda: False
     module.device_count = lambda: 1
@@ -214,26 +186,20 @@ def _device_module() -> types.ModuleType:
     return module
 
 
-_libraries: list[torch.library.Library] = []
-_torch_empty = torch.empty
-
-
 def _unpinned_empty(*size, pin_memory=False, **options):
     """This device has no allocator of pinned memory: host tensors are ordinary ones."""
     del pin_memory
     return _torch_empty(*size, **options)
 
 
-def install() -> types.ModuleType:
-    """Register the device with torch; returns the module ``torch.npu``."""
-    module = _device_module()
-    _setup_privateuseone_for_python_backend("npu", backend_module=module)
+def _install_kernels() -> None:
     boxed = torch.library.Library("_", "IMPL")
-    boxed.fallback(_fallback, "PrivateUse1")
+    boxed.fallback(lambda operator, *a, **k: _run_on_host(operator, a, k), "PrivateUse1")
     aten, kernels = torch.library.Library("aten", "IMPL"), torch.ops.aten
     for name, kernel in {
         "empty.memory_format": _empty, "empty_strided": _empty_strided, "copy_": _copy_,
-        "_copy_from": _copy_from, "resize_": _resize, "record_stream": lambda *_: None,
+        "_copy_from": lambda source, target, *_: _copy_(target, source), "resize_": _resize,
+        "record_stream": lambda *_: None,
         "convolution_overrideable": _on_host(kernels.convolution.default),
         # Otherwise split into parts that round in other places than the host's kernels.
         "scaled_dot_product_attention": _on_host(kernels.scaled_dot_product_attention.default),
@@ -252,4 +218,35 @@ def install() -> types.ModuleType:
     aten.impl("is_pinned", lambda *_: False, "CPU")
     _libraries.extend((boxed, aten))
     torch.empty = _unpinned_empty
-    return module
+
+
+def _vendor_kernel(name: str, schema: torch._C.FunctionSchema):
+    names = [argument.name for argument in schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+
+    def kernel(*args, **kwargs):
+        arguments = defaults | dict(zip(names, args, strict=False)) | kwargs
+        calls.append(Call(name, arguments))
+        return _run_on_host(getattr(torch.ops.npu, name).default, (), arguments, BODIES[name])
+
+    return kernel
+
+
+def install() -> None:
+    """Register the device with torch, and ``torch_npu`` with Python; once per process."""
+    device_module = _device_module()
+    _setup_privateuseone_for_python_backend("npu", backend_module=device_module)
+    _install_kernels()
+    library = torch.library.Library("npu", "DEF")
+    module = types.ModuleType("torch_npu")
+    module.__spec__ = ModuleSpec("torch_npu", None)
+    module.npu = device_module
+    for line in SCHEMAS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("npu::"):
+            schema = torch._C.parse_schema(line)
+            name = schema.name.removeprefix("npu::")
+            library.define(line.removeprefix("npu::"))
+            library.impl(name, _vendor_kernel(name, schema), "PrivateUse1")
+            setattr(module, name, getattr(torch.ops.npu, name))
+    sys.modules["torch_npu"] = module
+    _libraries.append(library)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.npu.operators import BODIES
-from tests.npu.standin import Call
 from tests.npu_sim.library import QUEUE, RUN_NOW, TAPE, Runtime
+from tests.npu_sim.operators import BODIES, Call
 
 transfers: Counter[str] = Counter()
 """Copies between host and device: ``to_device``, ``to_host``, and ``read_back`` of values that

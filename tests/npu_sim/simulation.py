@@ -71,8 +71,8 @@ def hook() -> None:
 def _install(runtime: Runtime) -> None:
     import torch
 
-    from tests.npu.operators import BODIES
     from tests.npu_sim import kernels
+    from tests.npu_sim.operators import BODIES
 
     special = {"copy_": kernels.Copy(runtime), "clone": kernels.clone}
     for namespace in ("aten", "npu"):

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tests.npu import operators
-from tests.npu_sim import kernels, simulation
+from tests.npu_sim import kernels, operators, simulation
 from tests.npu_sim.device import device, operator_calls, order, platform
 from vllm_omni.diffusion.attention.backends import npu_fusion
 from vllm_omni.diffusion.attention.backends.reference import ReferenceAttention
@@ -65,6 +64,26 @@ def roll(device, backend, *, fragmented: bool):
         assert not {"stream_syncs", "event_syncs", "device_syncs"} & spent.keys()
         outputs.append(output.cpu())
     return outputs
+
+
+def test_an_extent_is_read_in_place_without_lengths_or_masks(device, backend):
+    pool, session = session_on(device, fragmented=False)
+    query, key, value = (
+        torch.randn(3 * TOKENS_PER_FRAME, HEADS, HEAD_DIM).bfloat16().to(device) for _ in range(3)
+    )
+    kernels.calls.clear()
+    for chunk in range(CHUNKS):
+        plan = session.plan(3 * chunk, 3)
+        ar_diffusion_paged_attention(
+            query, key, value, pages=pool.layers[0], plan=plan, backend=backend, scale=0.25
+        )
+    made = [call.arguments for call in operator_calls("npu_fusion_attention")]
+    assert [given["key"].size[1] for given in made] == [30, 60, 60, 60, 60]
+    for given in made:
+        assert (given["input_layout"], given["head_num"], given["scale"]) == ("BSND", HEADS, 0.25)
+        assert given["actual_seq_qlen"] is given["actual_seq_kvlen"] is given["atten_mask"] is None
+        for name, pages in (("key", pool.layers[0].key), ("value", pool.layers[0].value)):
+            assert given[name].address == pages.data_ptr()
 
 
 def test_scattered_pages_give_the_bytes_of_an_extent(device, backend):

@@ -16,8 +16,7 @@ import torch
 
 from tests.helpers.sessions import small_request
 from tests.helpers.tiny import tiny_checkpoint_dir
-from tests.npu import operators
-from tests.npu_sim import kernels, simulation
+from tests.npu_sim import kernels, operators, simulation
 from tests.npu_sim.device import operator_calls, order
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.geometry import VideoGeometry
@@ -195,10 +194,28 @@ def test_the_fused_rotary_operator_makes_the_same_world(monkeypatch):
     monkeypatch.setattr(ConvPath, "choose", lambda *_: ConvPath.STACKED)
     worker = Worker(config("npu", npu_rotary_mul=True))
     made = rollout(worker, OutputKind.LATENT)
+    turned = [call.arguments for call in operator_calls("npu_rotary_mul")]
     # A query and a key in each layer of four probes and a commit, whose last layer has keys alone.
-    assert len(operator_calls("npu_rotary_mul")) == CHUNKS * (2 * 5 * LAYERS - 1)
+    assert len(turned) == CHUNKS * (2 * 5 * LAYERS - 1)
+    tokens, heads, channels = 3 * 24, 4, 16
+    for given in turned:
+        assert (given["rotary_mode"], given["rotate"]) == ("interleave", None)
+        assert given["input"].size == (1, tokens, heads, channels)
+        assert given["r1"].size == given["r2"].size == (1, tokens, 1, channels)
     worker.shutdown()
     assert same(made, on_host(OutputKind.LATENT))
+
+
+@pytest.mark.usefixtures("order")
+def test_a_rotary_operator_that_pairs_halves_is_refused_before_serving(monkeypatch):
+    right = operators.BODIES["npu_rotary_mul"]
+
+    def halves(*args, **kwargs):
+        return right(*args, **kwargs | {"rotary_mode": "half"})
+
+    monkeypatch.setitem(operators.BODIES, "npu_rotary_mul", halves)
+    with pytest.raises(ConfigError, match="set lingbot_npu_rotary_mul: false"):
+        Worker(config("npu", npu_rotary_mul=True))
 
 
 @pytest.mark.usefixtures("order")
@@ -211,6 +228,7 @@ def test_quantised_feed_forward_linears_have_the_bytes_of_the_cpu_reference(monk
         made[device_type] = rollout(worker, OutputKind.LATENT, chunks=chunks)
         worker.shutdown()
     products = operator_calls("npu_quant_matmul")
+    # Two linears in each layer of four probes, and in all but the last layer of a commit.
     assert len(products) == chunks * 2 * (4 * LAYERS + LAYERS - 1)
     assert same(made["npu"], made["cpu"])
 

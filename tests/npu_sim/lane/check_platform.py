@@ -86,6 +86,7 @@ def quantised_linear(ops, device, *, fractal):
     layer.bias.data.copy_(torch.randn(32, generator=draw))
     layer = layer.to(device)
     process_weights(layer)
+    process_weights(layer)  # a second call changes nothing
     return layer, torch.randn(2, 5, 48, generator=draw).bfloat16().to(device)
 
 
@@ -93,7 +94,10 @@ def quantised_linear(ops, device, *, fractal):
 def test_a_quantised_linear_passes_the_vendors_schemas(platform, device, fractal):
     """Bitwise: the operators' bodies and the CPU reference are written independently."""
     layer, x = quantised_linear(platform.int8_ops(), device, fractal=fractal)
-    assert len(operator_calls("npu_format_cast")) == int(fractal)
+    casts = operator_calls("npu_format_cast")
+    assert [(cast.arguments["acl_format"], cast.arguments["input"].size) for cast in casts] == [
+        (29, (48, 32))
+    ] * int(fractal)
     kernels.transfers.clear()
     output = layer(x)
     assert kernels.transfers == {}

@@ -5,19 +5,21 @@ bytes of the CPU. Whether those are right is compared with float32 attention els
 """
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-SCHEMAS = Path(__file__).with_name("operator_schemas.txt")
-FRACTAL_NZ = 29
 _HALF = {torch.float16, torch.bfloat16}
 
 
-def schema_lines() -> list[str]:
-    lines = SCHEMAS.read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator, its arguments by the names of the schema."""
+
+    name: str
+    arguments: dict[str, Any]
 
 
 def npu_fusion_attention(
