@@ -108,7 +108,7 @@ async def test_two_at_once_are_each_as_if_alone(streaming):
 async def test_a_reset_world_is_a_fresh_one(streaming):
     expected = await chunks_of(streaming, num_frames=33)
     engine = streaming.client.engine
-    request = await asyncio.to_thread(streaming.client.parse, PROMPT, params(seed=99))
+    request = await asyncio.to_thread(streaming.request, PROMPT, params(seed=99))
     events: asyncio.Queue[SessionEvent] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 

@@ -1,27 +1,16 @@
-"""A deployment with its engine: a request is filled from its defaults, figures are at hand."""
+"""A deployment with its engine: what it allows, and figures at hand."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 from prometheus_client import generate_latest
 
 from tests.helpers.local_server import tiny_deployment
-from vllm_omni.diffusion.data import SamplingDefaults
-from vllm_omni.entrypoints.engine_client import EngineClient, with_defaults
-from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.diffusion.messages import OutputKind
+from vllm_omni.entrypoints.engine_client import EngineClient
+from vllm_omni.errors import InvalidRequestError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
-
-DEFAULTS = {
-    "num_inference_steps": 4, "max_sequence_length": 512, "height": 64, "width": 96,
-    "num_frames": 21, "seed": 5, "fps": 16.0, "output_type": "pil", "num_outputs_per_prompt": 2,
-    "generator_device": "cpu",
-}  # fmt: skip
-ASKED = {
-    "num_inference_steps": 3, "max_sequence_length": 8, "height": 32, "width": 48,
-    "num_frames": 9, "seed": 0, "fps": 24, "output_type": "np", "num_outputs_per_prompt": 3,
-    "generator_device": "npu",
-}  # fmt: skip
 
 
 def test_metrics_hold_those_of_the_process():
@@ -32,32 +21,27 @@ def test_metrics_hold_those_of_the_process():
     assert 'vllm_omni:num_requests_running{model_name="world"}' in text
 
 
-def values(params: OmniDiffusionSamplingParams) -> dict[str, object]:
-    return {name: value for name, value in dataclasses.asdict(params).items() if name in DEFAULTS}
+def test_the_door_allows_what_the_deployment_says():
+    client = EngineClient.create(tiny_deployment(), model_name="world", warm_up=False)
+    config = client.deployment.config
+    door = client.door({"image": "picture"}, max_pixels=7)
+    policy = door.policy
+    assert (policy.geometry, policy.parallel, policy.max_pixels) == (
+        config.geometry,
+        config.parallel,
+        7,
+    )
+    assert policy.array_output is OutputKind.UINT8
+    assert policy.allow_live_camera
+    assert policy.defaults == {
+        "num_inference_steps": 4, "output_type": "pil", "extra_args": {"flow_shift": 5.0},
+    }  # fmt: skip
+    with pytest.raises(InvalidRequestError, match="picture: is required"):
+        door.check({"prompt": "a", "num_frames": 9})
 
 
-def test_every_default_is_covered():
-    names = {field.name for field in dataclasses.fields(SamplingDefaults)}
-    assert names == {*DEFAULTS, "extra_args"}
-
-
-def test_what_is_left_out_is_filled():
-    filled = with_defaults(OmniDiffusionSamplingParams(), SamplingDefaults(**DEFAULTS))
-    assert values(filled) == DEFAULTS
-
-
-def test_what_is_asked_for_wins():
-    asked = OmniDiffusionSamplingParams(**ASKED)
-    assert values(with_defaults(asked, SamplingDefaults(**DEFAULTS))) == ASKED
-
-
-def test_no_defaults_change_nothing():
-    asked = OmniDiffusionSamplingParams(guidance_scale=2.0, extra_args={"a": 1})
-    assert with_defaults(asked, SamplingDefaults()) == asked
-
-
-def test_extra_arguments_merge_key_by_key():
-    asked = OmniDiffusionSamplingParams(extra_args={"a": 1})
-    defaults = SamplingDefaults(extra_args={"a": 2, "b": 3})
-    assert with_defaults(asked, defaults).extra_args == {"a": 1, "b": 3}
-    assert asked.extra_args == {"a": 1}
+def test_a_deployment_of_clips():
+    deployment = replace(tiny_deployment(), streaming_output=False, step_execution=False)
+    policy = EngineClient.create(deployment, model_name="world", warm_up=False).door({}).policy
+    assert policy.array_output is OutputKind.FLOAT
+    assert not policy.allow_live_camera

@@ -12,7 +12,6 @@ from tests.helpers.golden import GoldenSet
 from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder, prepare_image
-from vllm_omni.diffusion.models.lingbot_world.image import load_image
 from vllm_omni.diffusion.models.lingbot_world.load import (
     CheckpointFacts,
     load_vae,
@@ -22,6 +21,7 @@ from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_float, to_u
 from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
+from vllm_omni.inputs.picture import load_image
 
 _CPU = torch.device("cpu")
 _FAMILY = re.compile(r"(?:text|image|condition|vae|decode|uint8|postprocess)\..+")

@@ -32,11 +32,11 @@ from vllm_omni.diffusion.messages import (
 )
 from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_track
 from vllm_omni.diffusion.models.lingbot_world.chunk import draw_noise
-from vllm_omni.diffusion.models.lingbot_world.image import load_image
 from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
 from vllm_omni.diffusion.models.lingbot_world.schedule import DMD_LABELS
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.worker.worker import Worker
+from vllm_omni.inputs.picture import load_image
 
 _CPU = torch.device("cpu")
 _PARTS = ("latents", "condition", "camera", "noise", "video", "uint8")

@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from vllm_omni.diffusion.models.lingbot_world.image import load_image
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.picture import load_image
 
 RNG = np.random.default_rng(11)
 NOISE = RNG.integers(0, 256, size=(20, 30, 3), dtype=np.uint8)
@@ -29,5 +29,5 @@ def over_white(rgb, alpha):
 def refused(source, match):
     with pytest.raises(InvalidRequestError, match=match) as caught:
         load_image(source)
-    assert caught.value.field == "multi_modal_data.image"
+    assert caught.value.field == "image"
     return str(caught.value)

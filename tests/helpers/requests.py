@@ -1,29 +1,41 @@
-"""Requests for tests of the validator, and what a refusal must look like."""
+"""Requests for tests of the door, and what a refusal must look like."""
+
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
-from vllm_omni.diffusion.models.lingbot_world.request import RequestPolicy, parse_request
+from vllm_omni.diffusion.messages import SessionRequest
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.inputs.door import Door
+from vllm_omni.inputs.picture import load_image
+from vllm_omni.inputs.prompts import NAMES, rollout_fields
+from vllm_omni.inputs.request import RequestLimits, RequestPolicy
 
 PICTURE = Image.new("RGB", (96, 64), (10, 20, 30))
 PROMPT = {"prompt": "A quiet harbour.", "multi_modal_data": {"image": PICTURE}}
 SIZE = {"height": 64, "width": 96}
 IDLE_CHUNK = [[], [], []]
+POLICY = RequestPolicy(
+    RequestLimits(inference_steps=4, max_sequence_length=512, native_fps=16.0, area=480 * 832)
+)
 
 
-def parse(prompt=None, policy=None, unbounded=None, **values):
+def policy(**changes):
+    """What a deployment without settings allows, but for some."""
+    return replace(POLICY, **changes)
+
+
+def parse(prompt=None, policy=POLICY, unbounded=None, **values) -> SessionRequest:
     """Set the values afterwards: a client's JSON does not respect the annotations."""
     params = OmniDiffusionSamplingParams(**SIZE, num_frames=9)
     for name, value in values.items():
         setattr(params, name, value)
-    return parse_request(
-        PROMPT if prompt is None else prompt,
-        params,
-        RequestPolicy() if policy is None else policy,
-        unbounded=unbounded,
-    )
+    door = Door(policy, load_image, NAMES)
+    given = rollout_fields(PROMPT if prompt is None else prompt, params)
+    request = door.check(given | {"unbounded": unbounded})
+    return door.complete(request, door.picture(request.image))
 
 
 def refused(match, field, **arguments):

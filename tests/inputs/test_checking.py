@@ -6,7 +6,7 @@ from pydantic import Field
 
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.bounds import Count, FlowShift, Fps, OutputType, Prompt, Seed, Text
-from vllm_omni.inputs.checking import Checked, renamed, require_text, shown, validate
+from vllm_omni.inputs.checking import Checked, renamed, require_text, validate
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -34,8 +34,7 @@ class Sample(Checked):
         ({"seed": "5"}, 'seed: must be an integer, got "5"'),
         ({"seed": 1.0}, "seed: must be an integer, got 1.0"),
         ({"seed": 2**63}, "seed: must be at most 9223372036854775807, got 9223372036854775808"),
-        ({"seed": -(10**5000)}, "seed: must be at least -9223372036854775808, got an integer of "
-         "more than 20 digits"),
+        ({"seed": 10**5000}, "seed: must be at most 9223372036854775807, got a value of type int"),
         ({"fps": False}, "fps: must be a number, got false"),
         ({"fps": 0.5}, "fps: must be at least 1, got 0.5"),
         ({"fps": 1001}, "fps: must be at most 1000, got 1001"),
@@ -46,8 +45,8 @@ class Sample(Checked):
         ({"prompt": "x" * 32_769}, "prompt: must have at most 32768 characters, got"),
         ({"chunks": 2.5}, "chunks: must be an integer, got 2.5"),
         ({"chunks": "2"}, 'chunks: must be an integer, got "2"'),
-        ({"kind": "mp4"}, "kind: must be 'np', 'pil' or 'latent', got \"mp4\""),
-        ({"inner": 3}, "inner: must be an object, got 3"),
+        ({"kind": "mp4"}, "kind: must be pil, np or latent, got \"mp4\""),
+        ({"inner": 3}, "inner: must be a mapping of names to values, got 3"),
         ({"inner": {"name": ""}}, 'inner.name: must not be empty, got ""'),
         ({"inner": {"nam": "a"}}, "inner: unknown key 'nam'; did you mean 'name'?"),
         ({"queue": 1}, "queue: must be true or false, got 1"),
@@ -107,19 +106,6 @@ def test_whole_characters_pass_at_any_depth():
     for _ in range(5000):
         nested = [nested]
     require_text({"a": nested})
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ({"a": None}, '{"a": null}'),
-        ("x" * 100, '"' + "x" * 79 + "..."),
-        ([10**5000], "list"),
-        (object, "\"<class 'object'>\""),
-    ],
-)
-def test_what_was_got_is_shown_in_short(value, text):
-    assert shown(value) == text
 
 
 def test_a_field_has_the_name_that_its_reader_knows():

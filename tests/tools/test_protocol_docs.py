@@ -11,11 +11,12 @@ import pytest
 from tests.helpers.requests import parse
 from vllm_omni.diffusion.camera_motion import MOVE_STEP, CameraMotion
 from vllm_omni.engine.interactions import ControlEvent, InteractionBox, SteeredCamera
-from vllm_omni.entrypoints.interactions import parse_camera_payload, parse_interaction
 from vllm_omni.entrypoints.server import protocol
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import EventConflictError, InteractionError, InvalidRequestError
+from vllm_omni.inputs.checking import validate
+from vllm_omni.inputs.interaction import Interaction, control_event, parse_camera_payload
 from vllm_omni.tools import protocol_docs
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
@@ -120,14 +121,16 @@ def test_misspelt_fields_are_ignored_where_the_page_says_so_and_refused_elsewher
     assert "num_frame" not in config
     assert config["image_reference"] == {"image_url": "data:,"}
     for refused in ({"extra_params": {"flow_shfit": 3}}, {"sampling_params": {"flow_shfit": 3}}):
-        params = protocol.parse_start(json.dumps(message | refused)).resolved()
+        given = protocol.parse_start(json.dumps(message | refused)).rollout_fields()
         with pytest.raises(InvalidRequestError, match="flow_shift"):
-            parse(extra_args=dict(params.extra_args))
+            parse(extra_args=given["extra_args"])
     codec = {"extra_params": {"video_codec_options": {"cfr": 18}}}
     with pytest.raises(InvalidRequestError, match="cfr"):
-        protocol.parse_start(json.dumps(message | codec)).resolved()
+        protocol.parse_start(json.dumps(message | codec)).rollout_fields()
     with pytest.raises(InteractionError, match="camra"):
-        parse_interaction({"event": {"multi_modal_data": {"camra": {}}}})
+        control_event(
+            validate(Interaction, {"event": {"multi_modal_data": {"camra": {}}}}), ("camera",)
+        )
     with pytest.raises(InteractionError, match="moode"):
         parse_camera_payload({"moode": "velocity", "data": {}})
 
@@ -137,7 +140,7 @@ def test_misspelt_fields_are_ignored_where_the_page_says_so_and_refused_elsewher
     [
         (EncoderOptions(), protocol_docs.NOISE_BYTES_PER_PIXEL),
         (EncoderOptions(crf=1.0), protocol_docs.MAX_BYTES_PER_PIXEL),
-        (EncoderOptions(crf=None, bitrate_bps=200_000_000), protocol_docs.MAX_BYTES_PER_PIXEL),
+        (EncoderOptions(bitrate=200_000_000), protocol_docs.MAX_BYTES_PER_PIXEL),
     ],
     ids=["default", "best crf", "best bitrate"],
 )

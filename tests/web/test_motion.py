@@ -13,7 +13,7 @@ from tests.web.browser import (
 )
 from vllm_omni.diffusion.camera_motion import integrate_keys
 from vllm_omni.engine.interactions import ControlEvent, SteeredCamera
-from vllm_omni.entrypoints.interactions import parse_camera_payload
+from vllm_omni.inputs.interaction import parse_camera_payload
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 

@@ -31,7 +31,7 @@ class VideoGeometry:
         for name, value in (("height", self.height), ("width", self.width)):
             if value < PIXELS_PER_TOKEN or value % PIXELS_PER_TOKEN:
                 raise InvalidRequestError(
-                    f"{name} must be a positive multiple of {PIXELS_PER_TOKEN} pixels, got {value} "
+                    f"must be a positive multiple of {PIXELS_PER_TOKEN} pixels, got {value} "
                     f"(size {self.width}x{self.height})",
                     field=name,
                 )

@@ -16,6 +16,7 @@ from vllm_omni.diffusion.camera_motion import CameraMotion, CameraTarget
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.messages import ChunkPlan, PromptStep
 from vllm_omni.errors import EventConflictError, InteractionError
+from vllm_omni.inputs.interaction import ControlEvent
 
 PROMPT_TRANSITION_CHUNKS = 3
 CAMERA_TRANSITION_CHUNKS = 1
@@ -25,27 +26,6 @@ MAX_REPLACED = 16_384
 """Events that may be replaced, unseen, before one chunk boundary."""
 MAX_EVENT_IDS = 65_536
 """Latest event ids remembered per session to notice a repeated one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ControlEvent:
-    """A validated client event: a prompt, a camera motion, or both at once.
-
-    Attributes:
-        transition_chunks: how long the prompt blends and a camera target takes, in chunks;
-            ``None`` for the default of each. A velocity ignores it.
-    """
-
-    event_id: str
-    prompt: str | None = None
-    camera: CameraMotion | None = None
-    transition_chunks: int | None = None
-
-    @property
-    def modalities(self) -> frozenset[str]:
-        """What the event changes."""
-        values = {"prompt": self.prompt, "camera": self.camera}
-        return frozenset(name for name, value in values.items() if value is not None)
 
 
 @dataclass(frozen=True, slots=True)

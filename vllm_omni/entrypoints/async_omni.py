@@ -8,13 +8,16 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from vllm_omni.config.devices import detect_platform
 from vllm_omni.config.resolve import resolve
+from vllm_omni.diffusion.messages import SessionRequest
 from vllm_omni.engine.session import ChunkReady, Ended, EndReason, StopCause
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.event_queue import EventQueue
-from vllm_omni.entrypoints.interactions import parse_interaction
 from vllm_omni.entrypoints.outputs import ClipCollector, chunk_output
 from vllm_omni.errors import InvalidRequestError, SessionClosedError
+from vllm_omni.inputs.checking import validate
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.inputs.interaction import Interaction, control_event
+from vllm_omni.inputs.prompts import NAMES, rollout_fields
 from vllm_omni.outputs import OmniRequestOutput
 
 
@@ -51,6 +54,7 @@ class AsyncOmni:
             model_name=model,
             warm_up=deploy_config is not None,
         )
+        self._door = self._client.door(NAMES)
         self._session_ids: dict[str, str] = {}
         self._client.engine.start()
 
@@ -85,7 +89,7 @@ class AsyncOmni:
                 f'must be ["video"], got {output_modalities!r:.100}', field="output_modalities"
             )
         request_id = request_id or f"video-{uuid.uuid4().hex}"
-        request = await asyncio.to_thread(self._client.parse, prompt, params)
+        request = await asyncio.to_thread(self.request, prompt, params)
         if request_id in self._session_ids:
             raise InvalidRequestError(f"request_id {request_id!r} is running")
         collector = None
@@ -113,6 +117,15 @@ class AsyncOmni:
             self._client.engine.stop(session_id)
             del self._session_ids[request_id]
 
+    def request(self, prompt: object, params: OmniDiffusionSamplingParams) -> SessionRequest:
+        """Check a request, then decode its picture and read its camera.
+
+        Raises:
+            InvalidRequestError: naming the field, what was got and what is needed.
+        """
+        request = self._door.check(rollout_fields(prompt, params))
+        return self._door.complete(request, self._door.picture(request.image))
+
     async def abort(self, request_id: str) -> None:
         """End a request at its next chunk boundary; its generator ends without an error."""
         if request_id in self._session_ids:
@@ -135,7 +148,7 @@ class AsyncOmni:
         """
         if request_id not in self._session_ids:
             raise SessionClosedError(f"no request {request_id!r} is running")
-        event = parse_interaction(interaction)
+        event = control_event(validate(Interaction, interaction), self._client.model.modalities)
         self._client.engine.submit(self._session_ids[request_id], event)
         return event.event_id
 

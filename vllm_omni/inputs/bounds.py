@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from vllm_omni.diffusion.geometry import pixel_frames_of
-from vllm_omni.inputs.checking import WRITTEN, refuse
+from vllm_omni.inputs.checking import WRITTEN
 
 MAX_SIDE = 4096
 """Largest height or width in pixels."""
@@ -67,7 +67,7 @@ def normalise_prompt(text: str) -> str:
     """Make every run of white space one space; nothing may be left of no prompt."""
     words = " ".join(text.split())
     if not words:
-        raise refuse("must not be blank")
+        raise ValueError("must not be blank")
     return words
 
 
@@ -100,5 +100,5 @@ PromptText = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 """A prompt as it was written."""
 Prompt = Annotated[PromptText, AfterValidator(normalise_prompt)]
 """A prompt that is not blank, with every run of white space made one space."""
-OutputType = Literal["np", "pil", "latent"]
+OutputType = Literal["pil", "np", "latent"]
 Quality = Literal["lossless", "high"]

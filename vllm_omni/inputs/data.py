@@ -1,7 +1,6 @@
 """Prompts, interactions and sampling parameters of the Python API; nothing is checked here.
 
-One validator turns them into a session request:
-:func:`vllm_omni.diffusion.models.lingbot_world.request.parse_request`.
+:mod:`vllm_omni.inputs.request` checks them, as it does the requests of the server's clients.
 """
 
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ from vllm_omni.engine.interactions import MAX_EVENT_IDS
 from vllm_omni.entrypoints.server import protocol
 from vllm_omni.entrypoints.server.socket_state import READABLE, WRITABLE
 from vllm_omni.entrypoints.server.steering import MAX_EARLY
-from vllm_omni.entrypoints.server.wire import Wire
+from vllm_omni.inputs.checking import Message
 
 REFERENCE_DIR = Path(__file__).resolve().parents[2] / "docs" / "reference"
 SCHEMA_FILE = "realtime_protocol.schema.json"
@@ -41,7 +41,8 @@ complete: a player that appends it shows all of its frames.
 ## Order
 
 1. The client sends `session.start` as its first message, within 10 s.
-2. The server answers `video.start`, then decodes the picture. With `queue: true` and a full
+2. The server checks everything that needs no picture and no file, answers `video.start`, then
+   fetches and decodes the picture. With `queue: true` and a full
    server, `session.queued` comes first, whenever the position changes. With `queue: false`,
    `video.start` comes at once in any case, and the first chunk when a place is free.
 3. For each chunk the server sends `video.chunk_metadata` and its binary frame: 9 pixel frames
@@ -51,8 +52,8 @@ complete: a player that appends it shows all of its frames.
 
 A control message that cannot be understood or applied is answered by `error`, and the session
 goes on: `event_id_conflict`, `interaction_failed`, and `invalid_request` about anything but the
-start. So is a binary frame from the client. These end it: `invalid_request` about the start (also
-after `video.start`, if it is the picture, the size or the length), `server_full`, `out_of_memory`,
+start. So is a binary frame from the client. These end it: `invalid_request` about the start (after
+`video.start` only if it is the picture, or a recorded path), `server_full`, `out_of_memory`,
 `worker_restarted`, `client_too_slow`, and errors without a code: a chunk that failed, a server that
 shuts down, and no progress for too long, which `session.done` follows.
 
@@ -61,7 +62,8 @@ the events that started, are active and completed in it. Up to {MAX_EARLY} inter
 while the picture is still being fetched wait for the session and are answered then.
 
 **A field that is not declared below is ignored, and so is a misspelt one**: `config` in
-`video.start` shows what was understood. Only inside `extra_params`, `sampling_params`,
+`video.start` shows what was understood, with the seed, also one that the server has drawn (53 bits,
+which every client's numbers hold). Only inside `extra_params`, `sampling_params`,
 `video_codec_options`, `multi_modal_data` and a camera payload is an unknown name refused.
 
 A prompt of more than {MAX_SEQUENCE_LENGTH} tokens is cut to that many; only the server's log says
@@ -157,7 +159,7 @@ def page_text() -> str:
     return "\n".join(parts)
 
 
-def _section(title: str, model: type[Wire], definitions: Mapping[str, object]) -> str:
+def _section(title: str, model: type[Message], definitions: Mapping[str, object]) -> str:
     return _object_section(title, definitions[model.__name__])
 
 

@@ -204,4 +204,6 @@ class TestInteractions:
 
 
 def test_the_default_encoder_is_the_public_one():
-    assert EncoderOptions() == EncoderOptions("ultrafast", 18.0, "zerolatency", None)
+    assert EncoderOptions().ffmpeg_options() == {
+        "preset": "ultrafast", "crf": "18", "tune": "zerolatency",
+    }  # fmt: skip

@@ -15,6 +15,7 @@ from tests.helpers.picture_server import compressed, ok, picture_server, redirec
 from tests.helpers.socket_client import picture_url, socket_client, start_message
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.picture import load_image
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -130,7 +131,7 @@ class TestLoad:
         assert len(content) < 20_000
         assert "accept-encoding: identity" in server.requests[0].lower()
         with pytest.raises(InvalidRequestError):
-            ImageSource.decode(content)
+            load_image(content)
 
 
 class TestAddresses:

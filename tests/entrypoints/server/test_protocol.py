@@ -69,10 +69,12 @@ class TestFraming:
             protocol.parse_control(frame % ("x" * (room + 1)))
 
     def test_a_start_message_has_its_own_limit(self):
-        text = json.dumps({"type": "session.start", "prompt": "x" * protocol.MAX_START_CHARS})
+        url = {"image_url": "x" * protocol.MAX_START_CHARS}
+        message = {"type": "session.start", "prompt": "a", "image_reference": url}
+        text = json.dumps(message)
         with pytest.raises(InvalidRequestError, match="at most 4194304"):
             protocol.parse_start(text)
-        assert protocol.parse_start(text.replace("x" * 100, "", 1)).prompt
+        assert protocol.parse_start(text.replace("x" * 200, "", 1)).prompt
 
     def test_the_first_message_must_be_a_start(self):
         with pytest.raises(InvalidRequestError, match="type: the first message must be"):
@@ -89,24 +91,24 @@ class TestInteraction:
     @pytest.mark.parametrize(
         ("interaction", "words"),
         [
-            (None, "interaction: must be an object"),
-            ([], "interaction: must be an object"),
+            (None, "interaction: must be a mapping"),
+            ([], "interaction: must be a mapping"),
             ({"event_id": "", "event": []}, "interaction.event_id"),
             ({"event_id": 7, "event": {}}, "interaction.event_id: must be a string, got 7"),
             ({}, "interaction.event: is required"),
-            ({"event": ["x"]}, "interaction.event: must be an object"),
+            ({"event": ["x"]}, "interaction.event: must be a mapping"),
             ({"event": {}}, "needs a prompt or multi_modal_data"),
             ({"event": {"prompt": "", "multi_modal_data": {}}}, "needs a prompt or"),
             ({"event": {"prompt": 5, "multi_modal_data": 5}}, "event.prompt: must be a string"),
             ({"event": {"prompt": " \n"}}, "event.prompt: must not be blank"),
             ({"event": {"multi_modal_data": [1], "negative_prompt": "n"}}, "multi_modal_data"),
-            ({"event": {"multi_modal_data": {"camera": [1]}}}, "camera: must be an object"),
+            ({"event": {"multi_modal_data": {"camera": [1]}}}, "camera: must be a mapping"),
             ({"event": {"prompt": "x", "negative_prompt": "n"}, "transition_chunks": -1},
              "negative_prompt: must be absent or null"),
             ({"event": {"prompt": "x"}, "transition_chunks": "2"}, "transition_chunks: must be"),
-            ({"event": {"prompt": "x"}, "transition_chunks": 2.9}, "without a fraction, got 2.9"),
+            ({"event": {"prompt": "x"}, "transition_chunks": 2.9}, "an integer, got 2.9"),
             ({"event": {"prompt": "x"}, "transition_chunks": True}, "an integer, got true"),
-            ({"event": {"prompt": "x"}, "transition_chunks": -1}, "greater than or equal to 0"),
+            ({"event": {"prompt": "x"}, "transition_chunks": -1}, "at least 0, got -1"),
         ],
     )  # fmt: skip
     def test_the_first_failure_in_order_names_its_field(self, interaction, words):

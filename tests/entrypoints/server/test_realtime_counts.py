@@ -178,8 +178,7 @@ class TestLog:
         caplog.set_level(logging.INFO, logger="vllm_omni")
         async with socket_client(server.url) as client:
             await client.say(start_message(num_frames=10))
-            request_id = (await client.expect("video.start"))["request_id"]
-            await client.error()
+            request_id = (await client.expect("error"))["request_id"]
         await asyncio.to_thread(wait_until, server.idle)
         (line,) = [record.message for record in caplog.records if request_id in record.message]
         assert line.startswith(f"{request_id} refused: num_frames: ")

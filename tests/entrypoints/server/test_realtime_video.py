@@ -6,7 +6,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.helpers.fake_executor import FakeExecutor
-from tests.helpers.local_server import MODEL, LocalServer, local_server, wait_until
+from tests.helpers.local_server import MODEL, LocalServer, NoImages, local_server, wait_until
 from tests.helpers.socket_client import (
     SocketClient,
     camera_event,
@@ -137,17 +137,47 @@ class TestRefusedStart:
             ({"extra_params": {"preencode_mp4": True}}, "preencode_mp4"),
             ({"extra_params": {"camera_action_script": [[["w"]]]}}, "camera_action_script"),
             ({"extra_params": {"action_path": "../secret"}}, "action_path"),
+            ({"extra_params": {"volume": 1}}, "extra_params: unknown key 'volume'"),
+            ({"extra_params": {"video_codec_options": {"crf": 0}}}, "video_codec_options.crf"),
+            ({"flow_shift": -1}, "flow_shift: must be above 0"),
+            ({"fps": 0.5}, "fps: must be at least 1"),
+            ({"size": "8192x16"}, "width: must be at most 4096"),
+            ({"size": "10x"}, "size: must be WIDTHxHEIGHT in pixels"),
+            ({"image_reference": {"image_url": "ftp://a/b"}}, "data: or http(s) URL"),
+            ({"prompt": "a\ud83d"}, "prompt: holds half of a surrogate pair"),
+            ({"user": "\ud83d"}, "user: holds half of a surrogate pair"),
+            ({"extra_params": {"\ud83d": 1}}, "extra_params: holds half of a surrogate pair"),
+            ({"prompt": "x" * 40_000}, "prompt: must have at most 32768 characters"),
         ],
-        ids=lambda value: str(value)[:30],
+        ids=lambda value: ascii(value)[:30],
     )
-    async def test_after_video_start(self, server, changes, words):
+    async def test_before_the_picture_is_fetched(self, changes, words):
+        """It never comes, so nothing that was said can have come of it."""
+        with local_server(images=NoImages()) as server:
+            async with socket_client(server.url) as client:
+                await client.say(start_message(**changes))
+                error = await client.expect("error")
+                assert await client.close_code() == 1000
+            assert server.engine.num_sessions == 0
+        assert words in error["message"]
+        assert error["code"] == "invalid_request"
+        assert "Traceback" not in error["message"]
+
+    async def test_a_picture_that_is_none_is_told_after_video_start(self, server):
         async with socket_client(server.url) as client:
-            await client.say(start_message(**changes))
+            await client.say(start_message(image_reference={"image_url": "data:;base64,AAAA"}))
             await client.expect("video.start")
             error = await client.expect("error")
             assert await client.close_code() == 1000
-        assert words in error["message"]
-        assert "Traceback" not in error["message"]
+        assert error["message"].startswith("image_reference: is damaged or of an unknown format")
+
+    async def test_the_seed_is_told_also_where_it_was_drawn(self, server):
+        for seed in (None, 7):
+            async with socket_client(server.url) as client:
+                await client.say(start_message(seed=seed, num_frames=9))
+                told = (await client.expect("video.start"))["config"]["seed"]
+                await client.rest()
+            assert told == 7 if seed else 0 <= told < 2**53
 
     async def test_a_frame_above_the_socket_limit_closes_with_1009(self, server):
         async with socket_client(server.url) as client:

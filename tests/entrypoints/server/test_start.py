@@ -7,6 +7,7 @@ import pytest
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.entrypoints.server.protocol import SessionStart, parse_start
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.request import RolloutRequest
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -18,14 +19,23 @@ def start(**fields: object) -> SessionStart:
     return parse_start(json.dumps(base | fields))
 
 
+def values(**fields: object) -> dict[str, object]:
+    """What the message means, as values of a request."""
+    return start(**fields).rollout_fields()
+
+
 def test_defaults():
-    params = start().resolved()
-    assert (params.prompt, params.image_url) == ("a", URL)
-    assert (params.width, params.height, params.num_frames, params.seed) == (None,) * 4
-    assert params.fps == 24
-    assert (params.queue, params.unbounded, params.max_lead_ms) == (False, False, None)
-    assert params.extra_args == {}
-    assert params.encoder == EncoderOptions("ultrafast", 18.0, "zerolatency", None)
+    message, given = start(), values()
+    assert (given["prompt"], given["image"]) == ("a", URL)
+    assert [given[name] for name in ("width", "height", "num_frames", "seed")] == [None] * 4
+    assert given["fps"] == 24
+    assert (message.queue, message.unbounded, message.max_lead_ms) == (False, False, None)
+    assert given["extra_args"] == {}
+    assert message.encoder_options() == EncoderOptions()
+
+
+def test_every_value_is_a_field_of_the_request():
+    assert set(values()) <= set(RolloutRequest.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +50,8 @@ def test_defaults():
     ],
 )
 def test_size(fields, size):
-    params = start(**fields).resolved()
-    assert (params.width, params.height) == size
+    given = values(**fields)
+    assert (given["width"], given["height"]) == size
 
 
 @pytest.mark.parametrize(
@@ -56,8 +66,8 @@ def test_size(fields, size):
     ],
 )
 def test_length_and_rate(fields, frames, fps):
-    params = start(**fields).resolved()
-    assert (params.num_frames, params.fps) == (frames, fps)
+    given = values(**fields)
+    assert (given["num_frames"], given["fps"]) == (frames, fps)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +82,7 @@ def test_length_and_rate(fields, frames, fps):
 def test_seconds_that_make_no_rollout_are_told_the_lengths_next_to_them(fields, words):
     message = start(**fields)
     with pytest.raises(InvalidRequestError, match=words) as caught:
-        message.resolved()
+        message.rollout_fields()
     assert caught.value.field == "seconds"
 
 
@@ -80,40 +90,34 @@ def test_seconds_that_make_no_rollout_are_told_the_lengths_next_to_them(fields, 
 def test_no_whole_second_makes_a_rollout_at_usual_rates(fps):
     for seconds in range(1, 200):
         with pytest.raises(InvalidRequestError, match=f"makes {seconds * fps} pixel frames"):
-            start(seconds=str(seconds), fps=fps).resolved()
+            values(seconds=str(seconds), fps=fps)
 
 
 def test_sampling_params_are_lifted_unless_present_and_the_rest_is_extra():
-    params = start(
+    given = values(
         seed=1,
         sampling_params={
             "seed": 2, "num_frames": 21, "camera_action_script": [], "both": 1,
             "extra_params": {"both": 2, "inner": 3},
         },
         extra_params={"outer": 4, "inner": 5},
-    ).resolved()  # fmt: skip
-    assert (params.seed, params.num_frames) == (1, 21)
-    assert params.extra_args == {"camera_action_script": [], "both": 2, "inner": 5, "outer": 4}
+    )  # fmt: skip
+    assert (given["seed"], given["num_frames"]) == (1, 21)
+    assert given["extra_args"] == {"camera_action_script": [], "both": 2, "inner": 5, "outer": 4}
 
 
 def test_flow_shift_joins_the_extra_arguments():
-    assert start(flow_shift=3.0, extra_params={"flow_shift": 7.0}).resolved().extra_args == {
-        "flow_shift": 3.0
-    }
-    assert start(extra_params={"flow_shift": 7.0}).resolved().extra_args == {"flow_shift": 7.0}
-
-
-def test_resolved_arguments_cannot_be_changed():
-    with pytest.raises(TypeError):
-        start().resolved().extra_args["seed"] = 1
+    both = values(flow_shift=3.0, extra_params={"flow_shift": 7.0})
+    assert both["extra_args"] == {"flow_shift": 3.0}
+    assert values(extra_params={"flow_shift": 7.0})["extra_args"] == {"flow_shift": 7.0}
 
 
 def test_encoder_options_are_taken_out_of_the_extra_arguments():
-    params = start(
+    message = start(
         extra_params={"video_codec_options": {"crf": "23"}, "preencode_mp4": False, "x": 1}
-    ).resolved()
-    assert params.encoder.crf == 23
-    assert params.extra_args == {"x": 1}
+    )
+    assert message.encoder_options().crf == 23
+    assert message.rollout_fields()["extra_args"] == {"x": 1}
 
 
 def test_unknown_fields_are_ignored_and_nulls_mean_absent():
@@ -142,6 +146,11 @@ def test_the_echo_has_defaults_and_no_nulls():
         ("fps", False),
         ("size", "64*48"),
         ("size", "64x0"),
+        ("size", "064x64"),
+        ("prompt", "x" * 32_769),
+        ("width", 4097),
+        ("flow_shift", 1001),
+        ("num_frames", 12_000_009),
         ("seconds", "0"),
         ("seconds", 4),
         ("seed", 2**63),
@@ -168,8 +177,8 @@ def test_a_bad_field_is_named(field, value):
 
 
 def test_digits_in_text_are_numbers():
-    params = start(num_frames="21", fps="16").resolved()
-    assert (params.num_frames, params.fps) == (21, 16.0)
+    message = start(num_frames="21", fps="16", width=64.0)
+    assert (message.num_frames, message.fps, message.width) == (21, 16.0, 64)
 
 
 @pytest.mark.parametrize(
@@ -189,31 +198,41 @@ def test_unbounded_excludes_a_length(fields):
 
 
 def test_unbounded():
-    params = start(unbounded=True, queue=True, max_lead_ms=500).resolved()
-    assert (params.unbounded, params.num_frames) == (True, None)
-    assert (params.queue, params.max_lead_ms) == (True, 500)
+    message = start(unbounded=True, queue=True, max_lead_ms=500)
+    assert message.rollout_fields()["num_frames"] is None
+    assert (message.unbounded, message.queue, message.max_lead_ms) == (True, True, 500)
 
 
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"prompt": "  "}, "prompt"),
-        ({"image_reference": None}, "image_reference"),
-        ({"num_inference_steps": 8}, "num_inference_steps"),
-        ({"num_outputs_per_prompt": 2}, "num_outputs_per_prompt"),
         ({"lora": {"name": "l"}}, "lora"),
         ({"extra_params": {"preencode_mp4": True}}, "extra_params.preencode_mp4"),
-        (
-            {"extra_params": {"video_codec_options": {"x264-params": "x"}}},
-            "extra_params.video_codec_options",
-        ),
     ],
 )
-def test_well_formed_but_unserved_is_refused_when_resolved(fields, field):
-    message = start(**fields)
+def test_what_no_stream_can_do_is_refused(fields, field):
     with pytest.raises(InvalidRequestError) as caught:
-        message.resolved()
+        values(**fields)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "words"),
+    [
+        ("preset=fast", "", "must be an object of preset, crf, tune, bitrate"),
+        (["preset"], "", "must be an object"),
+        ({"x264-params": "x"}, "", "unknown key 'x264-params'; known are bitrate, crf, "),
+        ({"bitrate": "1M", "crf": 20}, "", "give crf or bitrate, not both"),
+        ({"preset": "placebo"}, ".preset", "must be ultrafast, superfast, .* got"),
+        ({"crf": 0}, ".crf", "must be at least 1, got 0"),
+        ({"bitrate": "4G"}, ".bitrate", 'must be an integer, got "4G"'),
+    ],
+)
+def test_encoder_options_are_refused_by_name(options, field, words):
+    message = start(extra_params={"video_codec_options": options})
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        message.rollout_fields()
+    assert caught.value.field == f"extra_params.video_codec_options{field}"
 
 
 def test_model_name():

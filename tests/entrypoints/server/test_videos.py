@@ -33,7 +33,7 @@ from vllm_omni.entrypoints.server import video_rollout
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import DeviceOutOfMemoryError, SessionFailedError
-from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.inputs.picture import load_image
 
 pytest_plugins = ["tests.helpers.fixtures.videos"]
 pytestmark = [
@@ -61,6 +61,7 @@ async def test_form_with_upload_gives_one_finished_mp4(server, executor):
     assert answer.headers["content-type"] == "video/mp4"
     assert answer.headers["x-request-id"].startswith("video_sync-")
     assert answer.headers["x-model"] == NAME
+    assert answer.headers["x-seed"] == "3"
     assert float(answer.headers["x-inference-time-s"]) >= 0
     assert set(json.loads(answer.headers["x-stage-durations"])) == {
         "condition", "camera", "probes", "decode",
@@ -282,10 +283,8 @@ async def test_the_video_is_the_rollout_of_the_workers():
     async with running_server(lambda: executor, deployment=deployment) as server:
         answer = await server.http.post(SYNC, json=BODY)
         assert answer.status_code == 200, answer.text
-        request = server.state.client.parse(
-            {"prompt": BODY["prompt"], "multi_modal_data": {"image": PICTURE}},
-            video_params(),
-        )
+        door = server.state.door
+        request = door.complete(door.check(VIDEO | {"prompt": BODY["prompt"]}), load_image(PICTURE))
         chunks: list[np.ndarray] = []
         executor.open_session("alone", request)
         for index in range(2):
@@ -300,7 +299,5 @@ async def test_the_video_is_the_rollout_of_the_workers():
     assert float(answer.headers["x-peak-memory-mb"]) > 1
 
 
-def video_params() -> OmniDiffusionSamplingParams:
-    return OmniDiffusionSamplingParams(
-        height=64, width=96, num_frames=21, seed=3, fps=16, output_type="pil"
-    )
+VIDEO = {"height": 64, "width": 96, "num_frames": 21, "seed": 3, "fps": 16, "output_type": "pil",
+         "image": PICTURE}  # fmt: skip

@@ -99,10 +99,11 @@ class TestMessages:
             "--flow-shift", "3", "--true-cfg-scale", "1", "--seed", "9",
             "--extra-params", '{"action_path": "a"}', "--no-helios-distilled-preset",
         ]))  # fmt: skip
-        params = start.resolved()
-        assert (params.width, params.height, params.num_frames, params.fps) == (64, 48, 21, 12.5)
-        assert params.image_url == "data:image/jpeg;base64,anBlZw=="
-        assert params.extra_args == {"action_path": "a", "flow_shift": 3}
+        given = start.rollout_fields()
+        size = (given["width"], given["height"])
+        assert (*size, given["num_frames"], given["fps"]) == (64, 48, 21, 12.5)
+        assert given["image"] == "data:image/jpeg;base64,anBlZw=="
+        assert given["extra_args"] == {"action_path": "a", "flow_shift": 3}
         assert (start.model, start.prompt, start.seed) == ("m", "p", 9)
         assert (start.guidance_scale_2, start.boundary_ratio, start.true_cfg_scale) == (2, 0.5, 1)
 
@@ -129,7 +130,8 @@ class TestMessages:
         unbounded = example.start_message(example.parse_args(["--unbounded"]))
         assert (unbounded.unbounded, unbounded.num_frames) == (True, None)
         flags = ["--seconds", "3", "--fps", "7", "--image-reference", IMAGE]
-        assert example.start_message(example.parse_args(flags)).resolved().num_frames == 21
+        given = example.start_message(example.parse_args(flags)).rollout_fields()
+        assert given["num_frames"] == 21
 
     def test_a_bad_value_is_named(self):
         with pytest.raises(InvalidRequestError, match="size"):

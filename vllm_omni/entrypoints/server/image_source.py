@@ -12,8 +12,6 @@ from functools import lru_cache
 import httpx
 
 from vllm_omni import envs
-from vllm_omni.diffusion.messages import SourceImage
-from vllm_omni.diffusion.models.lingbot_world.image import load_image
 from vllm_omni.errors import InvalidRequestError
 
 _FIELD = "image_reference.image_url"
@@ -36,6 +34,22 @@ class ImageSource:
     allowed_hosts: tuple[str, ...] = ()
     timeout_s: float = 60.0
 
+    def check(self, url: str) -> None:
+        """Refuse what can be seen to be no place for a picture before anything is fetched.
+
+        Raises:
+            InvalidRequestError: for another scheme, or a host that is not among the allowed.
+        """
+        scheme, colon, _ = url[:8].lower().partition(":")
+        if colon and scheme == "data":
+            return
+        if scheme not in {"http", "https"}:
+            raise InvalidRequestError("must be a data: or http(s) URL", field=_FIELD)
+        try:
+            self._check_host(httpx.URL(url))
+        except httpx.InvalidURL as error:
+            raise _unfetchable(error) from None
+
     async def load(self, url: str) -> str | bytes:
         """The picture behind ``url``, not decoded: a ``data:`` URL itself, or fetched bytes.
 
@@ -43,11 +57,9 @@ class ImageSource:
             InvalidRequestError: for another scheme, an address that is not public, a redirect
                 where none is allowed, a server that fails, or a picture that is too large.
         """
-        scheme, colon, _ = url[:8].lower().partition(":")
-        if colon and scheme == "data":
+        self.check(url)
+        if url[:5].lower() == "data:":
             return url
-        if scheme not in {"http", "https"}:
-            raise InvalidRequestError("must be a data: or http(s) URL", field=_FIELD)
         try:
             async with asyncio.timeout(self.timeout_s):
                 return await self._fetch(url)
@@ -56,14 +68,7 @@ class ImageSource:
                 f"the picture's server did not answer within {self.timeout_s:.0f} s", field=_FIELD
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise InvalidRequestError(
-                f"the picture cannot be fetched ({type(error).__name__})", field=_FIELD
-            ) from None
-
-    @staticmethod
-    def decode(source: str | bytes) -> SourceImage:
-        """Decode what :meth:`load` gave; not for an event loop."""
-        return load_image(source)
+            raise _unfetchable(error) from None
 
     async def _fetch(self, url: str) -> bytes:
         target = httpx.URL(url)
@@ -101,13 +106,16 @@ class ImageSource:
             extensions={"sni_hostname": target.host},
         )
 
-    async def _checked_address(self, target: httpx.URL) -> str:
+    def _check_host(self, target: httpx.URL) -> None:
         if target.scheme not in {"http", "https"} or not target.host:
             raise InvalidRequestError("must be an http(s) URL with a host", field=_FIELD)
         if self.allowed_hosts and target.host not in self.allowed_hosts:
             raise InvalidRequestError(
                 "the picture's host is not among those of --allowed-media-domains", field=_FIELD
             )
+
+    async def _checked_address(self, target: httpx.URL) -> str:
+        self._check_host(target)
         port = target.port or (443 if target.scheme == "https" else 80)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(
@@ -125,6 +133,12 @@ class ImageSource:
                         field=_FIELD,
                     )
         return addresses[0]
+
+
+def _unfetchable(error: Exception) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the picture cannot be fetched ({type(error).__name__})", field=_FIELD
+    )
 
 
 def _is_public(address: str) -> bool:

@@ -145,8 +145,8 @@ def _open_codec(
     codec.thread_count = _THREADS
     codec.colorspace = codec.color_primaries = codec.color_trc = mp4_boxes.BT709
     codec.color_range = ColorRange.MPEG
-    if options.bitrate_bps is not None:
-        codec.bit_rate = options.bitrate_bps
+    if options.bitrate is not None:
+        codec.bit_rate = options.bitrate
     codec.options = {**options.ffmpeg_options(), "forced-idr": "1"}
     codec.flags |= Flags.global_header
     codec.open()

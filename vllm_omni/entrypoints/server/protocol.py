@@ -4,26 +4,18 @@ A message is a JSON object in a text frame; video travels in binary frames, each
 ``video.chunk_metadata``. ``docs/reference/websocket_protocol.md`` is generated from this module.
 """
 
+import json
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
-from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue
 from pydantic.json_schema import models_json_schema
 
-from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
-from vllm_omni.entrypoints.server.start import ImageReference, SessionStart, StartParams
-from vllm_omni.entrypoints.server.wire import (
-    Integral,
-    Message,
-    Seed,
-    Text,
-    Wire,
-    load_object,
-    not_blank,
-    refuse,
-    validate,
-)
+from vllm_omni.entrypoints.server.start import ImageReference, SessionStart
 from vllm_omni.errors import InvalidRequestError, OmniError
+from vllm_omni.inputs.bounds import Prompt, Seed
+from vllm_omni.inputs.checking import Message, Model, validate
+from vllm_omni.inputs.interaction import Interaction
 
 __all__ = [
     "CLIENT_MESSAGES",
@@ -32,11 +24,9 @@ __all__ = [
     "SERVER_MESSAGES",
     "Capabilities",
     "ControlMessage",
-    "EncoderOptions",
     "ErrorMessage",
     "ImageReference",
     "Interaction",
-    "InteractionEvent",
     "ServerMessage",
     "SessionDone",
     "SessionInteraction",
@@ -48,7 +38,6 @@ __all__ = [
     "SessionResetDone",
     "SessionStart",
     "SessionStop",
-    "StartParams",
     "VideoChunkMetadata",
     "VideoStart",
     "parse_control",
@@ -61,75 +50,37 @@ MAX_START_CHARS = 4_194_304
 """Characters of ``session.start``, picture included."""
 MAX_CONTROL_CHARS = 131_072
 """Characters of any later message of a client."""
-MAX_EVENT_ID_CHARS = 256
 
 
 # ------------------------------------------------------------------ client to server
 
 
-class SessionPing(Wire):
+class SessionPing(Message):
     """Keeps an otherwise idle session alive; answered by ``session.pong``."""
 
     type: Literal["session.ping"] = "session.ping"
 
 
-class SessionStop(Wire):
+class SessionStop(Message):
     """Ends the rollout at the next chunk boundary; answered by ``session.done``."""
 
     type: Literal["session.stop"] = "session.stop"
 
 
-class InteractionEvent(Wire):
-    """What happens: a new prompt, a camera movement, or both at once."""
-
-    model_config = ConfigDict(extra="allow")
-
-    prompt: str | None = Field(None, description="new prompt, not blank")
-    multi_modal_data: dict[str, dict[str, JsonValue]] | None = Field(
-        None,
-        description="payload of each modality, for example camera: {mode: target or velocity, "
-        "data: {translation: [x, y, z], rotation: [x, y, z, w]}}; +X right, +Y down, +Z forward",
-    )
-    negative_prompt: None = Field(None, description="must be absent or null")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _not_empty(cls, raw: object) -> object:
-        if isinstance(raw, dict) and not raw.get("prompt") and not raw.get("multi_modal_data"):
-            raise refuse("needs a prompt or multi_modal_data")
-        return raw
-
-    _prompt_not_blank = field_validator("prompt")(not_blank)
-
-
-class Interaction(Wire):
-    """One event of a client. Fields are checked in this order; the first failure is reported."""
-
-    event_id: Annotated[Text, Field(max_length=MAX_EVENT_ID_CHARS)] | None = Field(
-        None, description="unique in the session; the server makes one if absent"
-    )
-    event: InteractionEvent
-    transition_chunks: Integral | None = Field(
-        None, description="chunks over which the change is spread; prompt 3, camera target 1"
-    )
-
-
-class SessionInteraction(Wire):
+class SessionInteraction(Message):
     """Steers the world from the next chunk boundary on; refusals leave the session running."""
 
     type: Literal["session.interaction"] = "session.interaction"
     interaction: Interaction
 
 
-class SessionReset(Wire):
+class SessionReset(Message):
     """Restarts the world from chunk 0 at the next chunk boundary; equal to a fresh session."""
 
     type: Literal["session.reset"] = "session.reset"
-    prompt: str | None = Field(None, description="the current prompt if absent")
+    prompt: Prompt | None = Field(None, description="the current prompt if absent")
     image_reference: ImageReference | None = Field(None, description="the first picture if absent")
     seed: Seed | None = Field(None, description="the first seed if absent")
-
-    _prompt_not_blank = field_validator("prompt")(not_blank)
 
 
 ControlMessage = SessionPing | SessionStop | SessionInteraction | SessionReset
@@ -138,7 +89,7 @@ ControlMessage = SessionPing | SessionStop | SessionInteraction | SessionReset
 # ------------------------------------------------------------------ server to client
 
 
-class _ServerMessage(Wire):
+class _ServerMessage(Message):
     left_out: ClassVar[frozenset[str]] = frozenset()
     """Fields that do not appear on the wire while they are ``None``."""
 
@@ -148,7 +99,7 @@ class _ServerMessage(Wire):
         return self.model_dump_json(exclude={n for n in self.left_out if values[n] is None})
 
 
-class Capabilities(Wire):
+class Capabilities(Message):
     """What this server can do; also at ``GET /v1/realtime/capabilities``."""
 
     height: int | None = Field(description="pixels of a session that names no size")
@@ -265,10 +216,10 @@ ServerMessage = (
     | SessionResetDone | SessionPong | SessionDone | ErrorMessage
 )  # fmt: skip
 
-CLIENT_MESSAGES: tuple[type[Wire], ...] = (
+CLIENT_MESSAGES: tuple[type[Message], ...] = (
     SessionStart, SessionPing, SessionStop, SessionInteraction, SessionReset,
 )  # fmt: skip
-SERVER_MESSAGES: tuple[type[Wire], ...] = (
+SERVER_MESSAGES: tuple[type[Message], ...] = (
     SessionQueued, VideoStart, VideoChunkMetadata, SessionInteractionQueued, SessionResetDone,
     SessionPong, SessionDone, ErrorMessage,
 )  # fmt: skip
@@ -277,7 +228,7 @@ SERVER_MESSAGES: tuple[type[Wire], ...] = (
 # ------------------------------------------------------------------ parsing
 
 
-def type_of(model: type[Wire]) -> str:
+def type_of(model: type[Message]) -> str:
     """Value of the ``type`` field of a message class."""
     return get_args(model.model_fields["type"].annotation)[0]
 
@@ -297,7 +248,7 @@ def parse_start(text: str) -> SessionStart:
         raise InvalidRequestError(
             f"the first message must be session.start, got {raw.get('type')!r:.60}", field="type"
         )
-    return validate(SessionStart, raw)
+    return validate(SessionStart, raw, written=True)
 
 
 def parse_control(text: str) -> ControlMessage:
@@ -318,13 +269,36 @@ def parse_server(text: str) -> ServerMessage:
     return _parse(load_object(text, limit=2 * MAX_START_CHARS), _ANSWERS)
 
 
-def _parse(raw: dict[str, object], known: Mapping[str, type[Message]]) -> Message:
+def load_object(text: str, *, limit: int) -> dict[str, object]:
+    """The JSON object in ``text``, which may have at most ``limit`` characters.
+
+    Raises:
+        InvalidRequestError: too long, not JSON (NaN and Infinity are not JSON), or no object.
+    """
+    if len(text) > limit:
+        raise InvalidRequestError(
+            f"the message has {len(text)} characters, at most {limit} are accepted"
+        )
+    try:
+        loaded = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"the message is not valid JSON: {error!s:.120}") from None
+    if not isinstance(loaded, dict):
+        raise InvalidRequestError(f"the message must be a JSON object, got {type(loaded).__name__}")
+    return loaded
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _parse(raw: dict[str, object], known: Mapping[str, type[Model]]) -> Model:
     kind = raw.get("type")
     if not isinstance(kind, str) or kind not in known:
         raise InvalidRequestError(
             f"Unknown message type {kind!r:.60}; expected one of {', '.join(known)}"
         )
-    return validate(known[kind], raw)
+    return validate(known[kind], raw, written=True)
 
 
 def protocol_schema() -> dict[str, JsonValue]:

@@ -7,8 +7,9 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 
+from pydantic import JsonValue
+
 from vllm_omni.diffusion.messages import SessionRequest
-from vllm_omni.diffusion.models.lingbot_world.request import normalise_prompt
 from vllm_omni.engine.session import (
     ChunkReady,
     Ended,
@@ -51,6 +52,7 @@ from vllm_omni.errors import (
     SessionClosedError,
     SessionFailedError,
 )
+from vllm_omni.inputs.request import RolloutRequest
 
 _MAX_PREPARING = 4
 """Resets of one session that may wait for their pictures."""
@@ -86,7 +88,8 @@ class RealtimeVideoSession:
         self._events = EventQueue()
         self._resets: asyncio.Queue[SessionReset] = asyncio.Queue(_MAX_PREPARING)
         self._request_id = f"video_stream-{uuid.uuid4().hex}"
-        self._steering = Steering(channel, self._engine, self._request_id)
+        self._steering = Steering(channel, state, self._request_id)
+        self._config: dict[str, JsonValue] = {}
         self._session_id: str | None = None
         self._position: int | None = None
         self._stopped = False
@@ -112,8 +115,8 @@ class RealtimeVideoSession:
 
     async def _run(self) -> None:
         with refusals_counted(self._engine.metrics, self._request_id):
-            start = await self._receive_start()
-        video = asyncio.create_task(self._make_video(start), name="video")
+            start, request = await self._receive_start()
+        video = asyncio.create_task(self._make_video(start, request), name="video")
         reader = asyncio.create_task(self._read_client(), name="reader")
         resets = asyncio.create_task(self._prepare_resets(), name="resets")
         watch = asyncio.create_task(self._watch_for_stall(), name="stall watch")
@@ -159,11 +162,12 @@ class RealtimeVideoSession:
 
     # ------------------------------------------------------------ video
 
-    async def _make_video(self, start: SessionStart) -> None:
+    async def _make_video(self, start: SessionStart, request: RolloutRequest) -> None:
+        self._config = start.config() | {"seed": request.seed}
         if not start.queue:
-            await self._send_start(start)
+            await self._send_start()
         try:
-            await self._stream(start)
+            await self._stream(start, request)
         except ClientTooSlowError:
             raise
         except OmniError:
@@ -171,16 +175,15 @@ class RealtimeVideoSession:
                 raise
             await self._send_done(stopped=True)
 
-    async def _stream(self, start: SessionStart) -> None:
-        params = start.resolved()
-        request = await self._state.session_request(params, self._request_id, streamed=True)
+    async def _stream(self, start: SessionStart, request: RolloutRequest) -> None:
+        session = await self._state.session_request(start, request, self._request_id)
         encoder = await self._state.in_thread(
-            ChunkEncoder, request.width, request.height, params.fps, params.encoder
+            ChunkEncoder, session.width, session.height, session.fps, start.encoder_options()
         )
         try:
-            options = SessionOptions(max_lead_ms=params.max_lead_ms, live=True)
+            options = SessionOptions(max_lead_ms=start.max_lead_ms, live=True)
             self._session_id = self._engine.open(
-                request, self._events.put, options, request_id=self._request_id
+                session, self._events.put, options, request_id=self._request_id
             )
             await self._steering.begin(self._session_id)
             while not isinstance(event := await self._events.get(), Ended):
@@ -200,7 +203,7 @@ class RealtimeVideoSession:
                     SessionQueued(request_id=self._request_id, position=position)
                 )
             case Opened() if start.queue:
-                await self._send_start(start)
+                await self._send_start()
             case WasReset():
                 await self._channel.send(SessionResetDone(request_id=self._request_id))
             case ChunkReady():
@@ -251,12 +254,12 @@ class RealtimeVideoSession:
             SessionDone(request_id=self._request_id, chunks=self._binary_frames, stopped=stopped)
         )
 
-    async def _send_start(self, start: SessionStart) -> None:
+    async def _send_start(self) -> None:
         capabilities = self._state.capabilities()
 
         def text() -> str:
             return VideoStart(
-                request_id=self._request_id, config=start.config(), capabilities=capabilities
+                request_id=self._request_id, config=self._config, capabilities=capabilities
             ).to_text()
 
         # It repeats the picture: up to four million characters.
@@ -266,7 +269,7 @@ class RealtimeVideoSession:
 
     # ------------------------------------------------------------ client
 
-    async def _receive_start(self) -> SessionStart:
+    async def _receive_start(self) -> tuple[SessionStart, RolloutRequest]:
         try:
             async with asyncio.timeout(self._timers.start):
                 text = await self._channel.receive()
@@ -275,9 +278,9 @@ class RealtimeVideoSession:
                 f"no session.start within {self._timers.start:.0f} s"
             ) from None
         start = await self._state.in_thread(parse_start, text)
-        start.check_model(self._state.config.served_model_names)
+        request = await self._state.in_thread(lambda: self._state.check(start, streamed=True))
         self._channel.state.received(start.type)
-        return start
+        return start, request
 
     async def _read_client(self) -> None:
         """Obey the client; returns when it stops a session that has made nothing yet."""
@@ -330,14 +333,12 @@ class RealtimeVideoSession:
     async def _reset(self, message: SessionReset) -> None:
         image = None
         if message.image_reference is not None:
-            source = await self._state.images.load(message.image_reference.image_url)
-            image = await self._state.in_thread(self._state.images.decode, source)
-        prompt = None if message.prompt is None else normalise_prompt(message.prompt)
+            image = await self._state.picture(message.image_reference.image_url)
 
         def change(request: SessionRequest) -> SessionRequest:
             return replace(
                 request,
-                prompt=request.prompt if prompt is None else prompt,
+                prompt=request.prompt if message.prompt is None else message.prompt,
                 image=request.image if image is None else image,
                 seed=request.seed if message.seed is None else message.seed,
             )

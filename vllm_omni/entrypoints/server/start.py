@@ -1,36 +1,71 @@
-"""``session.start``, the first message of a client, and what it resolves to."""
+"""``session.start``, the first message of a client, and what its alternative spellings mean."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
-from vllm_omni.config.deploy import INFERENCE_STEPS
 from vllm_omni.diffusion.geometry import chunks_of, lengths_near
-from vllm_omni.entrypoints.server.encoder_options import EncoderOptions, parse_encoder_options
-from vllm_omni.entrypoints.server.wire import (
-    NOT_BOOL,
-    NotNegative,
-    Positive,
-    Seed,
-    Text,
-    Wire,
-    refuse,
-)
+from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.bounds import (
+    FlowShift,
+    Fps,
+    Frames,
+    Guidance,
+    NotNegative,
+    Outputs,
+    PositiveInt,
+    PromptText,
+    Quality,
+    Seed,
+    Share,
+    Side,
+    Steps,
+    Text,
+)
+from vllm_omni.inputs.checking import Message, validate
+from vllm_omni.wording import refuse
 
 DEFAULT_FPS = 24.0
 """Playback rate and time base of interactions when a client names none."""
+NAMES = {"extra_args": "extra_params", "image": "image_reference"}
+"""Fields of a request that messages know by another name."""
+_ENCODER = "video_codec_options"
+_PREENCODED = "preencode_mp4"
 _OWN_FIELDS = frozenset({"type", "format", "sampling_params", "extra_params"})
 _FIXED_LENGTH_PARAMS = ("action_path", "camera_action_script")
+_LIKE_THE_REQUEST = (
+    "prompt", "negative_prompt", "seed", "num_inference_steps", "num_outputs_per_prompt",
+    "guidance_scale", "guidance_scale_2", "true_cfg_scale", "boundary_ratio", "quality",
+)  # fmt: skip
+"""Fields whose value is that of the request."""
 
-Fps = Annotated[float, Field(ge=1, le=1000), NOT_BOOL]
-Guidance = Annotated[float, Field(ge=0, le=20), NOT_BOOL]
+
+def _in_form(pattern: str, needed: str) -> tuple[AfterValidator, object]:
+    """Annotations of text in a certain form: a check in words, and the form for the schema."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise refuse(needed)
+        return text
+
+    return AfterValidator(check), Field(json_schema_extra={"pattern": f"^{pattern}$"})
 
 
-class ImageReference(Wire):
+Size = Annotated[
+    str,
+    *_in_form(
+        "[1-9][0-9]{0,4}x[1-9][0-9]{0,4}", "must be WIDTHxHEIGHT in pixels, for example 832x480"
+    ),
+]
+Seconds = Annotated[
+    str, *_in_form("[1-9][0-9]{0,5}", 'must be whole seconds as text, for example "3"')
+]
+
+
+class ImageReference(Message):
     """The first picture of the world: exactly one, by URL."""
 
     image_url: Text = Field(description="`data:` URL or http(s) URL")
@@ -39,83 +74,49 @@ class ImageReference(Wire):
     @classmethod
     def _by_url_only(cls, raw: object) -> object:
         if isinstance(raw, list):
-            raise refuse("must be one object with image_url, not a list")
+            raise ValueError("must be one object with image_url, not a list")  # noqa: TRY004
         if isinstance(raw, dict) and raw.get("file_id") is not None:
-            raise refuse("file_id is not supported; give image_url")
+            raise ValueError("file_id is not supported; give image_url")
         return raw
 
 
-class VideoParams(Wire):
+class VideoParams(Message):
     """Fall-back of the flat fields of the same names."""
 
-    width: Positive | None = None
-    height: Positive | None = None
-    num_frames: Positive | None = None
+    width: Side | None = None
+    height: Side | None = None
+    num_frames: Frames | None = None
     fps: Fps | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StartParams:
-    """A start message with every alternative spelling resolved.
-
-    Attributes:
-        width: pixels, ``None`` together with ``height`` where the client named no size.
-        num_frames: pixel frames of the rollout; ``None`` where the client named no length.
-        fps: pixel frames per second of the video and time base of interactions.
-        extra_args: model options, ``flow_shift`` among them; what concerns the encoder is gone.
-    """
-
-    prompt: str
-    image_url: str
-    width: int | None
-    height: int | None
-    num_frames: int | None
-    unbounded: bool
-    fps: float
-    seed: int | None
-    extra_args: Mapping[str, object]
-    encoder: EncoderOptions
-    queue: bool
-    max_lead_ms: float | None
-
-
-class SessionStart(Wire):
+class SessionStart(Message):
     """First message of a client: opens the world."""
 
     type: Literal["session.start"]
     format: Literal["m4s"] = "m4s"
-    prompt: str = Field(description="what the world shows")
+    prompt: PromptText = Field(description="what the world shows")
     model: str | None = Field(None, description="served name; omit to skip the check")
     image_reference: ImageReference | None = Field(None, description="first picture; required")
-    width: Positive | None = Field(None, description="pixels; applied only with height")
-    height: Positive | None = Field(None, description="pixels; applied only with width")
-    size: str | None = Field(
-        None, pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$", description="WxH; overrides both"
-    )
-    num_frames: Positive | None = Field(
+    width: Side | None = Field(None, description="pixels; applied only with height")
+    height: Side | None = Field(None, description="pixels; applied only with width")
+    size: Size | None = Field(None, description="WxH; overrides both")
+    num_frames: Frames | None = Field(
         None, description="pixel frames, 9 + 12k; required unless unbounded"
     )
     fps: Fps | None = Field(None, description="playback rate and time base of interactions; 24")
-    seconds: str | None = Field(
+    seconds: Seconds | None = Field(
         None,
-        pattern=r"^[1-9][0-9]{0,5}$",
         description="length at fps, where seconds x fps is 9 + 12k: never at 16, 24 or 30 fps",
     )
     seed: Seed | None = None
-    num_inference_steps: Annotated[int, Field(ge=1, le=200), NOT_BOOL] | None = Field(
-        None, description="the model accepts 4"
-    )
+    num_inference_steps: Steps | None = Field(None, description="the model accepts 4")
     guidance_scale: Guidance | None = Field(None, description="no effect")
     guidance_scale_2: Guidance | None = Field(None, description="no effect")
     true_cfg_scale: Guidance | None = Field(None, description="no effect")
-    boundary_ratio: Annotated[float, Field(ge=0, le=1), NOT_BOOL] | None = Field(
-        None, description="no effect"
-    )
-    flow_shift: Annotated[float, Field(gt=0), NOT_BOOL] | None = Field(
-        None, description="overrides the model's"
-    )
+    boundary_ratio: Share | None = Field(None, description="no effect")
+    flow_shift: FlowShift | None = Field(None, description="overrides the model's")
     negative_prompt: str | None = Field(None, description="no effect")
-    quality: Literal["lossless", "high"] | None = Field(None, description="no effect")
+    quality: Quality | None = Field(None, description="no effect")
     video_params: VideoParams | None = None
     lora: dict[str, JsonValue] | None = Field(None, description="refused: not supported")
     extra_params: dict[str, JsonValue] = Field(
@@ -126,12 +127,10 @@ class SessionStart(Wire):
     sampling_params: dict[str, JsonValue] | None = Field(
         None, description="fields named as above are lifted, the rest joins extra_params"
     )
-    num_outputs_per_prompt: Annotated[int, Field(ge=1, le=10), NOT_BOOL] = Field(
-        1, description="the model accepts 1"
-    )
+    num_outputs_per_prompt: Outputs = Field(1, description="the model accepts 1")
     user: str | None = Field(None, description="no effect")
     aspect_ratio: str | None = Field(None, description="no effect")
-    short_edge: Positive | None = Field(None, description="no effect")
+    short_edge: PositiveInt | None = Field(None, description="no effect")
     start_time_seconds: NotNegative | None = Field(None, description="no effect")
     generate_sound: bool | None = Field(None, description="no effect")
     sound_duration: NotNegative | None = Field(None, description="no effect")
@@ -169,11 +168,11 @@ class SessionStart(Wire):
     def _unbounded_has_no_length(self) -> "SessionStart":
         if not self.unbounded:
             return self
-        if self._num_frames() is not None:
-            raise refuse("unbounded excludes num_frames and seconds; leave one of them out")
+        if self.seconds is not None or self._named_frames() is not None:
+            raise ValueError("unbounded excludes num_frames and seconds; leave one of them out")
         for name in _FIXED_LENGTH_PARAMS:
             if self.extra_params.get(name) is not None:
-                raise refuse(f"unbounded excludes extra_params.{name}, whose length is fixed")
+                raise ValueError(f"unbounded excludes extra_params.{name}, whose length is fixed")
         return self
 
     def config(self) -> dict[str, Any]:
@@ -188,57 +187,52 @@ class SessionStart(Wire):
                 field="model",
             )
 
-    def resolved(self) -> StartParams:
-        """Everything that the fields mean together.
+    def rollout_fields(self) -> dict[str, object]:
+        """Resolve alternative spellings into the values of a ``RolloutRequest``.
 
         Raises:
-            InvalidRequestError: a well-formed request that this model cannot serve.
+            InvalidRequestError: for what no stream can do, encoder options that are none, and a
+                length in seconds that no rollout has.
         """
-        self._refuse_unsupported()
-        width, height = self._size()
-        return StartParams(
-            prompt=self.prompt,
-            image_url=self._image_url(),
-            width=width,
-            height=height,
-            num_frames=self._length(),
-            unbounded=self.unbounded,
-            fps=self._fps(),
-            seed=self.seed,
-            extra_args=self._extra_args(),
-            encoder=self._encoder(),
-            queue=self.queue,
-            max_lead_ms=self.max_lead_ms,
-        )
-
-    def _refuse_unsupported(self) -> None:
-        if not self.prompt.strip():
-            raise InvalidRequestError("must not be blank", field="prompt")
-        if self.num_inference_steps not in {None, INFERENCE_STEPS}:
-            raise InvalidRequestError(
-                f"must be {INFERENCE_STEPS} for this model, got {self.num_inference_steps}",
-                field="num_inference_steps",
-            )
-        if self.num_outputs_per_prompt != 1:
-            raise InvalidRequestError(
-                f"must be 1 for a stream, got {self.num_outputs_per_prompt}",
-                field="num_outputs_per_prompt",
-            )
         if self.lora is not None:
             raise InvalidRequestError("adapters are not supported by this model", field="lora")
-        if self.extra_params.get("preencode_mp4"):
+        if self.extra_params.get(_PREENCODED):
             raise InvalidRequestError(
-                "is not possible for a stream; leave it out", field="extra_params.preencode_mp4"
+                "is not possible for a stream; leave it out", field=f"extra_params.{_PREENCODED}"
             )
+        self.encoder_options()
+        width, height = self._size()
+        return {
+            **self.model_dump(include=set(_LIKE_THE_REQUEST)),
+            "image": self.image_url or None,
+            "width": width,
+            "height": height,
+            "num_frames": self._num_frames(),
+            "fps": self._fps(),
+            "output_type": "pil",
+            "extra_args": self._extra_args(),
+        }
 
-    def _image_url(self) -> str:
-        if self.image_reference is None:
+    @property
+    def image_url(self) -> str:
+        """Where the first picture is; blank where the client named none."""
+        return "" if self.image_reference is None else self.image_reference.image_url
+
+    def encoder_options(self) -> EncoderOptions:
+        """How the client wants its video encoded.
+
+        Raises:
+            InvalidRequestError: unknown option, or a value outside its list or range.
+        """
+        raw = self.extra_params.get(_ENCODER)
+        field = f"extra_params.{_ENCODER}"
+        if raw is None:
+            return EncoderOptions()
+        if not isinstance(raw, dict):
             raise InvalidRequestError(
-                "this model needs a first picture: give {image_url: data: or http(s) URL}, or in a "
-                "form the file input_reference",
-                field="image_reference",
+                f"must be an object of {', '.join(EncoderOptions.model_fields)}", field=field
             )
-        return self.image_reference.image_url
+        return validate(EncoderOptions, raw, written=True, within=field)
 
     def _size(self) -> tuple[int | None, int | None]:
         if self.size is not None:
@@ -257,11 +251,12 @@ class SessionStart(Wire):
             return self.video_params.fps
         return DEFAULT_FPS
 
-    def _length(self) -> int | None:
+    def _num_frames(self) -> int | None:
         """Pixel frames; a length in seconds is refused in the words of the client."""
-        frames = self._num_frames()
-        if frames is None or self._named_frames() is not None:
-            return frames
+        named = self._named_frames()
+        if named is not None or self.seconds is None:
+            return named
+        frames = int(int(self.seconds) * self._fps())
         try:
             chunks_of(frames)
         except InvalidRequestError:
@@ -272,24 +267,12 @@ class SessionStart(Wire):
             ) from None
         return frames
 
-    def _num_frames(self) -> int | None:
-        named = self._named_frames()
-        if named is not None or self.seconds is None:
-            return named
-        return int(int(self.seconds) * self._fps())
-
     def _named_frames(self) -> int | None:
         if self.num_frames is not None:
             return self.num_frames
         return None if self.video_params is None else self.video_params.num_frames
 
     def _extra_args(self) -> Mapping[str, object]:
-        mine = {"preencode_mp4", "video_codec_options"}
+        mine = {_PREENCODED, _ENCODER}
         args = {name: value for name, value in self.extra_params.items() if name not in mine}
-        if self.flow_shift is not None:
-            args["flow_shift"] = self.flow_shift
-        return MappingProxyType(args)
-
-    def _encoder(self) -> EncoderOptions:
-        raw = self.extra_params.get("video_codec_options")
-        return EncoderOptions() if raw is None else parse_encoder_options(raw)
+        return args if self.flow_shift is None else args | {"flow_shift": self.flow_shift}

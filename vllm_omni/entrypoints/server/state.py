@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from vllm_omni.config.deploy import MAX_SEQUENCE_LENGTH
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_FRAMES
-from vllm_omni.diffusion.messages import SessionRequest
-from vllm_omni.diffusion.models.lingbot_world.request import NATIVE_FPS
+from vllm_omni.diffusion.messages import SessionRequest, SourceImage
 from vllm_omni.entrypoints.engine_client import EngineClient
-from vllm_omni.entrypoints.interactions import MODALITIES
 from vllm_omni.entrypoints.server.image_source import ImageSource
-from vllm_omni.entrypoints.server.protocol import Capabilities, StartParams
-from vllm_omni.errors import InvalidRequestError
-from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.entrypoints.server.protocol import Capabilities
+from vllm_omni.entrypoints.server.start import NAMES, SessionStart
+from vllm_omni.inputs.door import Door
+from vllm_omni.inputs.request import RolloutRequest
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
@@ -41,14 +39,25 @@ class ServerState:
     threads: ThreadPoolExecutor = field(default_factory=_media_threads)
     sockets: set[asyncio.Task[None]] = field(default_factory=set)
 
+    @property
+    def door(self) -> Door:
+        """The way in for requests."""
+        return self.client.door(NAMES, max_pixels=self.config.max_pixels)
+
+    async def picture(self, url: str) -> SourceImage:
+        """Fetch and decode a picture.
+
+        Raises:
+            InvalidRequestError: if there is none.
+        """
+        return await self.in_thread(self.door.picture, await self.images.load(url))
+
     async def in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
         """Run picture decoding or video encoding off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
-    async def session_request(
-        self, params: StartParams, request_id: str, *, streamed: bool
-    ) -> SessionRequest:
-        """Fetch the picture and validate everything, within the limits of this server.
+    def check(self, start: SessionStart, *, streamed: bool) -> RolloutRequest:
+        """Check a start message as far as that needs no picture and no file.
 
         Args:
             streamed: whether the client could ask for an endless world.
@@ -56,57 +65,41 @@ class ServerState:
         Raises:
             InvalidRequestError: naming the field, what was got and what is needed.
         """
-        image = await self.images.load(params.image_url)
-        sampling = OmniDiffusionSamplingParams(
-            height=params.height,
-            width=params.width,
-            # 1 is what the deployment's default fills in.
-            num_frames=None if params.unbounded else params.num_frames or 1,
-            seed=params.seed,
-            fps=params.fps,
-            output_type="pil",
-            extra_args=dict(params.extra_args),
-        )
-        prompt = {"prompt": params.prompt, "multi_modal_data": {"image": image}}
-        unbounded = params.unbounded if streamed else None
-        return await self.in_thread(
-            lambda: self._parse(request_id, prompt, sampling, unbounded=unbounded)
-        )
+        start.check_model(self.config.served_model_names)
+        fields = start.rollout_fields() | {"unbounded": start.unbounded if streamed else None}
+        request = self.door.check(fields)
+        self.images.check(start.image_url)
+        return request
 
-    def _parse(
-        self,
-        request_id: str,
-        prompt: Mapping[str, object],
-        sampling: OmniDiffusionSamplingParams,
-        *,
-        unbounded: bool | None,
+    async def session_request(
+        self, start: SessionStart, request: RolloutRequest, request_id: str
     ) -> SessionRequest:
-        request = self.client.parse(prompt, sampling, unbounded=unbounded)
-        limit = self.config.max_pixels
-        if request.height * request.width > limit:
-            raise InvalidRequestError(
-                f"{request.width}x{request.height} has {request.width * request.height} pixels, "
-                f"at most {limit} are served (--max-generated-image-size)",
-                field="size",
-            )
+        """Fetch and decode the picture of a checked request, and read its camera.
+
+        Raises:
+            InvalidRequestError: naming the field, what was got and what is needed.
+        """
+        picture = await self.picture(start.image_url)
+        session = await self.in_thread(self.door.complete, request, picture)
         if self.config.log_requests:
             logger.info(
                 "request %s: %dx%d, %s chunks, %g fps, seed %d, %s, prompt %.200r",
-                *(request_id, request.width, request.height, request.num_chunks or "endless"),
-                *(request.fps, request.seed, type(request.camera).__name__, request.prompt),
+                *(request_id, session.width, session.height, session.num_chunks or "endless"),
+                *(session.fps, session.seed, type(session.camera).__name__, session.prompt),
             )
-        return request
+        return session
 
     def capabilities(self) -> Capabilities:
         """What this server can do."""
-        geometry = self.client.deployment.config.geometry
+        policy = self.door.policy
+        geometry, limits = policy.geometry, policy.limits
         return Capabilities(
             height=None if geometry is None else geometry.height,
             width=None if geometry is None else geometry.width,
             frames_first_chunk=FIRST_CHUNK_PIXEL_FRAMES,
             frames_per_chunk=CHUNK_PIXEL_FRAMES,
-            native_fps=NATIVE_FPS,
-            max_prompt_tokens=MAX_SEQUENCE_LENGTH,
-            modalities=list(MODALITIES),
+            native_fps=limits.native_fps,
+            max_prompt_tokens=limits.max_sequence_length,
+            modalities=list(self.client.model.modalities),
             max_sessions=self.client.engine.max_sessions,
         )

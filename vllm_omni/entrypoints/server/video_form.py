@@ -18,10 +18,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from vllm_omni.entrypoints.server.http_errors import ClientLeftError, HttpRefusalError
+from vllm_omni.entrypoints.server.protocol import load_object
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
-from vllm_omni.entrypoints.server.wire import load_object, validate
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.checking import validate
 
 MAX_BODY_BYTES = 64 * 2**20
 """Bytes of a body, picture included."""
@@ -60,9 +61,7 @@ async def read_start(request: Request, state: ServerState) -> SessionStart:
         ) from None
     except ClientDisconnect:
         raise ClientLeftError from None
-    start = await state.in_thread(start_of, fields)
-    start.check_model(state.config.served_model_names)
-    return start
+    return await state.in_thread(start_of, fields)
 
 
 def start_of(fields: Mapping[str, object]) -> SessionStart:
@@ -85,7 +84,7 @@ def start_of(fields: Mapping[str, object]) -> SessionStart:
     if isinstance(picture, dict) and picture.get("file_id") is not None:
         raise _refused("image_reference", "file_id is not supported; give image_url")
     try:
-        return validate(SessionStart, {**given, "type": "session.start"})
+        return validate(SessionStart, {**given, "type": "session.start"}, written=True)
     except InvalidRequestError as error:
         raise HttpRefusalError(422, str(error), field=error.field) from None
 

@@ -37,6 +37,7 @@ class FinishedVideo:
     """
 
     mp4: bytes
+    seed: int
     inference_s: float
     stage_durations: dict[str, float]
     peak_bytes: int
@@ -55,7 +56,12 @@ class VideoRequest:
     session: SessionRequest
     encoder: EncoderOptions
     quality: str | None
-    num_frames: int
+
+    @property
+    def num_frames(self) -> int:
+        """Pixel frames."""
+        assert self.session.num_chunks is not None, "a bounded request has a length"
+        return pixel_frames_of(self.session.num_chunks)
 
     @property
     def duration_s(self) -> float:
@@ -64,16 +70,14 @@ class VideoRequest:
 
 
 async def prepare(state: ServerState, start: SessionStart, request_id: str) -> VideoRequest:
-    """Fetch the picture and validate everything; nothing is opened.
+    """Check everything, then fetch the picture; nothing is opened.
 
     Raises:
         InvalidRequestError: naming the field.
     """
-    params = start.resolved()
-    session = await state.session_request(params, request_id, streamed=False)
-    assert session.num_chunks is not None, "a bounded request has a length"
-    frames = pixel_frames_of(session.num_chunks)
-    return VideoRequest(request_id, session, params.encoder, start.quality, frames)
+    request = await state.in_thread(lambda: state.check(start, streamed=False))
+    session = await state.session_request(start, request, request_id)
+    return VideoRequest(request_id, session, start.encoder_options(), start.quality)
 
 
 class VideoRollout:
@@ -143,7 +147,7 @@ class VideoRollout:
             raise SessionClosedError("the session was stopped before its end")
         fragments += await self._state.in_thread(encoder.finish)
         mp4 = await self._state.in_thread(finalize_streaming_video_bytes, bytes(fragments))
-        return FinishedVideo(mp4, last_s - started_s, durations, event.peak_bytes)
+        return FinishedVideo(mp4, session.seed, last_s - started_s, durations, event.peak_bytes)
 
     async def _encode(self, encoder: ChunkEncoder, event: ChunkReady) -> bytes:
         # The engine pauses the session while two chunks wait here.

@@ -162,6 +162,7 @@ class SyncVideo:
             headers = {
                 "X-Request-Id": self._request_id,
                 "X-Model": model if model.isascii() else quote(model),
+                "X-Seed": f"{video.seed}",
                 "X-Inference-Time-S": f"{video.inference_s:.3f}",
                 "X-Stage-Durations": json.dumps(video.stage_durations),
                 "X-Peak-Memory-MB": f"{video.peak_bytes / _MIB:.3f}",

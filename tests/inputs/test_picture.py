@@ -14,8 +14,8 @@ from PIL import Image
 
 from tests.helpers.golden import golden_dir, requires_golden
 from tests.helpers.pictures import ALPHA, NOISE, RNG, WHITE, encoded, over_white, refused
-from vllm_omni.diffusion.models.lingbot_world.image import MAX_SOURCE_PIXELS, load_image
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.picture import MAX_SOURCE_PIXELS, load_image
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

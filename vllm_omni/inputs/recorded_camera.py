@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Shaped
 
 from vllm_omni.diffusion.messages import RecordedCamera
-from vllm_omni.diffusion.models.lingbot_world.npy import read_npy
-from vllm_omni.diffusion.models.lingbot_world.safe_files import open_directory_below, open_file_in
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.npy import read_npy
+from vllm_omni.inputs.safe_files import open_directory_below, open_file_in
 
 MAX_RECORDED_FRAMES = 4096
 ROTATION_TOLERANCE = 1e-2

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.golden import golden_dir, requires_golden
-from vllm_omni.diffusion.models.lingbot_world import safe_files
-from vllm_omni.diffusion.models.lingbot_world.trajectory import (
+from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs import safe_files
+from vllm_omni.inputs.recorded_camera import (
     ROTATION_TOLERANCE,
     load_recorded_camera,
 )
-from vllm_omni.errors import InvalidRequestError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

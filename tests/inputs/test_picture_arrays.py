@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.golden import assert_matches, load_set, requires_golden
 from tests.helpers.pictures import NOISE, refused
-from vllm_omni.diffusion.models.lingbot_world.image import load_image
+from vllm_omni.inputs.picture import load_image
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

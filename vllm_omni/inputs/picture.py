@@ -2,7 +2,8 @@
 
 The same picture gives the same pixels as path, bytes, data URL and PIL image: EXIF orientation is
 applied, transparency is composited over white, 16-bit samples are scaled to 8 bits, CMYK is
-converted, embedded colour profiles are ignored. Sizes are checked before pixels are decoded.
+converted, embedded colour profiles are ignored. Sizes are checked before pixels are decoded. Torch
+is never imported here, although its tensors are read.
 """
 
 import base64
@@ -11,17 +12,22 @@ import io
 import os
 import re
 import struct
+import sys
 import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
-from jaxtyping import Num, UInt8
+from jaxtyping import Float32, Num, Shaped, UInt8
 from PIL import Image, ImageOps
 
 from vllm_omni import envs
 from vllm_omni.diffusion.messages import SourceImage
-from vllm_omni.diffusion.models.lingbot_world.array_image import source_from_array
-from vllm_omni.diffusion.models.lingbot_world.safe_files import open_regular_file
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.safe_files import open_regular_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_SOURCE_PIXELS = 4096 * 4096
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
@@ -29,10 +35,11 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 BACKGROUND = (255, 255, 255, 255)
 """What shows through transparent pixels."""
 
-_FIELD = "multi_modal_data.image"
+_FIELD = "image"
 _DATA_URL = re.compile(r"data:[^,;]*(?:;[^,;]*)*;base64,", re.IGNORECASE)
 _SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _WHITE_16 = 65535
+_BYTE = 255
 # What Pillow's decoders raise for damaged files, beside its own subclasses of OSError.
 _DECODE_ERRORS = (
     OSError, ValueError, SyntaxError, TypeError, LookupError, EOFError, OverflowError,
@@ -64,7 +71,7 @@ def load_image(source: object) -> SourceImage:
             return _from_pillow(source)
         case list() | tuple():
             raise _refused(f"needs one picture, got a list of {len(source)}")
-    from_array = source_from_array(source, check_pixels=_check_pixels, field=_FIELD)
+    from_array = _from_array(source)
     if from_array is None:
         raise _refused(
             "needs a path, bytes, data URL, PIL image, numpy array or torch tensor, got "
@@ -178,3 +185,84 @@ def _grey_from_16_bit(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]
     # 65535 is 255 * 257, so this rounds to nearest and keeps black and white.
     grey = ((samples + 128) // 257).astype(np.uint8)
     return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+# ------------------------------------------------------------------ arrays and tensors
+
+
+def _from_array(source: object) -> SourceImage | None:
+    """Normalise an array [H, W, 3] or a tensor [3, H, W], either with a leading 1.
+
+    uint8 samples are kept. Others may be in [0, 255], [0, 1] or [-1, 1]: a largest sample above 1
+    means the first; without a negative sample the range is mapped by 2x - 1, so a picture in
+    [-1, 1] that holds none is taken for [0, 1].
+
+    Returns:
+        The picture, or ``None`` where ``source`` is neither array nor tensor.
+
+    Raises:
+        InvalidRequestError: for another shape, type or range.
+    """
+    if isinstance(source, np.ndarray):
+        height, width, channels = _one_image(source.shape, "H, W, 3")
+        _check_channels(channels, source.shape, "H, W, 3")
+        _check_pixels(width, height)
+        samples = source
+    elif _is_tensor(source):
+        channels, height, width = _one_image(source.shape, "3, H, W")
+        _check_channels(channels, source.shape, "3, H, W")
+        _check_pixels(width, height)
+        samples = _on_host(source).reshape(channels, height, width).transpose(1, 2, 0)
+    else:
+        return None
+    samples = samples.reshape(height, width, channels)
+    if samples.dtype == np.uint8:
+        return SourceImage(rgb=np.array(samples, order="C"))
+    return SourceImage(signed=_signed(samples))
+
+
+def _is_tensor(source: object) -> "TypeGuard[Tensor]":
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(source, torch.Tensor)
+
+
+def _one_image(shape: Sequence[int], needed: str) -> tuple[int, int, int]:
+    sizes = tuple(shape[1:] if len(shape) == 4 and shape[0] == 1 else shape)
+    if len(sizes) != 3:
+        raise _wrong_shape(shape, needed)
+    return sizes
+
+
+def _check_channels(channels: int, shape: Sequence[int], needed: str) -> None:
+    if channels != 3:
+        raise _wrong_shape(shape, needed)
+
+
+def _wrong_shape(shape: Sequence[int], needed: str) -> InvalidRequestError:
+    return _refused(f"needs shape [{needed}] or [1, {needed}], got {list(shape)}")
+
+
+def _on_host(tensor: "Tensor") -> Shaped[np.ndarray, "..."]:
+    """Samples as numpy; half-width types, which numpy may not know, become float32."""
+    host = tensor.detach().cpu()
+    if host.is_floating_point() and host.element_size() < 4:
+        host = host.float()
+    return host.numpy()
+
+
+def _signed(
+    samples: Shaped[np.ndarray, "height width 3"],
+) -> Float32[np.ndarray, "height width 3"]:
+    if samples.dtype.kind not in "fiu":
+        raise _refused(f"needs numbers, got type {samples.dtype}")
+    values = np.array(samples, dtype=np.float32, order="C")
+    if not np.isfinite(values).all():
+        raise _refused("holds NaN or infinity")
+    low, high = float(values.min()), float(values.max())
+    if low < -1.0 or high > _BYTE or (low < 0.0 and high > 1.0):
+        raise _refused(f"needs samples in [0, 255], [0, 1] or [-1, 1], got [{low:g}, {high:g}]")
+    if high > 1.0:
+        values /= _BYTE
+    if low >= 0.0:
+        values = values * np.float32(2.0) - np.float32(1.0)
+    return values
