@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.engine_bench import make_session
-from tests.helpers.fake_executor import make_request
+from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.engine.places import Places
 from vllm_omni.engine.session import EngineSession, SessionStatus
@@ -30,7 +30,7 @@ def place(places: Places, *sessions: EngineSession) -> None:
 
 def test_without_a_group_nobody_is_placeable_and_everything_may_fit():
     places = Places()
-    places.check_fits(make_request(height=4096, width=4096))
+    places.check_fits(VideoGeometry(4096, 4096))
     assert places.num_placeable([make_session("a")]) == 0
     assert (places.max_sessions, places.held_bytes) == (0, 0)
 
@@ -96,8 +96,8 @@ class TestPages:
 
     def test_what_can_never_fit_is_refused_with_numbers(self):
         with pytest.raises(OutOfKVMemoryError, match=r"192x96 needs 6144 bytes.* has 4096"):
-            make_places(1, num_pages=4).check_fits(make_request(height=96, width=192))
-        make_places(1, num_pages=6).check_fits(make_request(height=96, width=192))
+            make_places(1, num_pages=4).check_fits(VideoGeometry(96, 192))
+        make_places(1, num_pages=6).check_fits(VideoGeometry(96, 192))
 
 
 def test_earliest_playback_deadline_goes_first():

@@ -9,6 +9,8 @@ from enum import StrEnum
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
+from vllm_omni.diffusion.geometry import VideoGeometry
+
 
 class OutputKind(StrEnum):
     """What a chunk hands out."""
@@ -84,6 +86,11 @@ class SessionRequest:
     flow_shift: float | None = None
     fps: float = 16.0
     generator_device: str | None = None
+
+    @property
+    def geometry(self) -> VideoGeometry:
+        """Size of the video."""
+        return VideoGeometry(self.height, self.width)
 
 
 @dataclass(frozen=True, slots=True)

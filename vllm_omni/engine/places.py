@@ -62,7 +62,7 @@ class Places:
         self.give_up(session)
         self._without_room = session
 
-    def check_fits(self, request: SessionRequest) -> None:
+    def check_fits(self, size: VideoGeometry) -> None:
         """Refuse what no end of other sessions could make room for.
 
         Raises:
@@ -71,10 +71,10 @@ class Places:
         group = self.capacity
         if group is None:
             return
-        needed = _pages(group, request)
+        needed = group.pages_for(size.tokens_per_frame)
         if needed > group.num_pages:
             raise OutOfKVMemoryError(
-                f"{request.width}x{request.height} needs {needed * group.page_bytes} bytes of KV "
+                f"{size} needs {needed * group.page_bytes} bytes of KV "
                 f"window, the pool has {group.num_pages * group.page_bytes}; ask for less, or "
                 "raise ar_diffusion_height and ar_diffusion_width, max_num_seqs or "
                 "gpu_memory_fraction"
@@ -115,4 +115,4 @@ class Places:
 
 def _pages(group: GroupCapacity, request: SessionRequest) -> int:
     """Return the number of KV pages that a session takes."""
-    return group.pages_for(VideoGeometry(request.height, request.width).tokens_per_frame)
+    return group.pages_for(request.geometry.tokens_per_frame)

@@ -9,6 +9,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 
+from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkResult, GroupCapacity, SessionRequest
 from vllm_omni.engine.interactions import ControlEvent
 from vllm_omni.engine.metrics import EngineMetrics
@@ -106,6 +107,11 @@ class Scheduler:
             session = self._find(session_id)
             return session is not None and session.is_waiting
 
+    def check_fits(self, size: VideoGeometry) -> None:
+        """Raise OutOfKVMemoryError for a size that the workers, where known, can never hold."""
+        with self.__lock:
+            self._places.check_fits(size)
+
     def open(
         self,
         request: SessionRequest,
@@ -141,7 +147,7 @@ class Scheduler:
                 raise copy.copy(self.failure)
             if self.draining:
                 raise _shutting_down()
-            self._places.check_fits(request)
+            self._places.check_fits(request.geometry)
             self._enqueue(session)
             self._line_changed()
             self.__lock.notify()
@@ -225,7 +231,7 @@ class Scheduler:
             self.metrics.group_ready(group)
             for session in tuple(self._line.values()):
                 try:
-                    self._places.check_fits(session.request)
+                    self._places.check_fits(session.request.geometry)
                 except OutOfKVMemoryError as error:
                     self._end(session, EndReason.FAILED, error)
             self._line_changed()

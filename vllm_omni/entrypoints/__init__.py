@@ -22,7 +22,7 @@ _LAZY = {
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return vars(import_module(_LAZY[name]))[name]
+    return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

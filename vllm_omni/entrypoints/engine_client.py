@@ -68,7 +68,7 @@ class EngineClient:
             array_output=OutputKind.UINT8 if streaming else OutputKind.FLOAT,
             max_pixels=max_pixels,
         )
-        return Door(policy, self.model.prepare_picture, names)
+        return Door(policy, self.engine.check_fits, self.model.prepare_picture, names)
 
 
 def _given(defaults: SamplingDefaults) -> dict[str, object]:

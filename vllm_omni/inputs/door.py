@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import SessionRequest, SourceImage
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.checking import renamed
@@ -18,11 +19,13 @@ class Door:
 
     Attributes:
         policy: what the deployment allows.
+        check_fits: raises for a size that the workers, where they are known, can never hold.
         prepare_picture: decodes a first picture, as the model wants it.
         names: fields of a request that these clients know by another name.
     """
 
     policy: RequestPolicy
+    check_fits: Callable[[VideoGeometry], None]
     prepare_picture: Callable[[object], SourceImage]
     names: Mapping[str, str]
 
@@ -34,9 +37,14 @@ class Door:
 
         Raises:
             InvalidRequestError: naming the field, what was got and what is needed.
+            OutOfKVMemoryError: if its window can never fit.
         """
         with self._in_their_words():
-            return parse_rollout(given, self.policy)
+            request = parse_rollout(given, self.policy)
+        size = request.geometry or self.policy.geometry
+        if size is not None:
+            self.check_fits(size)
+        return request
 
     def picture(self, source: object) -> SourceImage:
         """Decode a picture; not for an event loop.

@@ -4,13 +4,15 @@ import ast
 import math
 import os
 import re
-from dataclasses import dataclass
 from io import BufferedReader
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Shaped
+from pydantic import Field, ValidationError
 
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.checking import Checked
 
 _MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
@@ -19,11 +21,14 @@ _NUMERIC = re.compile(r"[<>|=](f[248]|[iu][1248])")
 """Types of at most eight bytes that hold plain numbers: no objects, records or strings."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    dtype: np.dtype
-    shape: tuple[int, ...]
+class _Header(Checked):
+    descr: object
     fortran_order: bool
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(str(self.descr))
 
     @property
     def data_bytes(self) -> int:
@@ -93,17 +98,13 @@ def _parse_header(text: bytes, field: str) -> _Header:
         values = ast.literal_eval(text.decode("latin1").strip())
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         raise InvalidRequestError("has an unreadable NPY header", field=field) from None
-    if not isinstance(values, dict) or set(values) != {"descr", "fortran_order", "shape"}:
-        raise InvalidRequestError("has an incomplete NPY header", field=field)
-    descr, order, shape = values["descr"], values["fortran_order"], values["shape"]
-    if not isinstance(descr, str) or not _NUMERIC.fullmatch(descr):
+    try:
+        header = _Header.model_validate(values)
+    except ValidationError:
+        raise InvalidRequestError("has an incomplete NPY header", field=field) from None
+    if not isinstance(header.descr, str) or not _NUMERIC.fullmatch(header.descr):
         raise InvalidRequestError(
-            f"needs plain numbers of at most 8 bytes (f, i or u), got type {descr!r:.60}",
+            f"needs plain numbers of at most 8 bytes (f, i or u), got type {header.descr!r:.60}",
             field=field,
         )
-    sizes_are_counts = isinstance(shape, tuple) and all(
-        isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape
-    )
-    if not isinstance(order, bool) or not sizes_are_counts:
-        raise InvalidRequestError("has an incomplete NPY header", field=field)
-    return _Header(np.dtype(descr), shape, order)
+    return header

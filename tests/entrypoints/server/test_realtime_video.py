@@ -163,6 +163,14 @@ class TestRefusedStart:
         assert error["code"] == "invalid_request"
         assert "Traceback" not in error["message"]
 
+    async def test_a_size_that_can_never_fit_is_told_before_the_picture_is_fetched(self):
+        with local_server(images=NoImages()) as server:
+            async with socket_client(server.url) as client:
+                await client.say(start_message(width=256, height=256))
+                error = await client.expect("error")
+        assert error["code"] == "out_of_memory"
+        assert "256x256 needs" in error["message"]
+
     async def test_a_picture_that_is_none_is_told_after_video_start(self, server):
         async with socket_client(server.url) as client:
             await client.say(start_message(image_reference={"image_url": "data:;base64,AAAA"}))

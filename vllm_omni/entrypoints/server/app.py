@@ -20,7 +20,7 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.access import AccessControl, chosen_subprotocol
 from vllm_omni.entrypoints.server.channel import SocketChannel
-from vllm_omni.entrypoints.server.http_errors import answer_fault
+from vllm_omni.entrypoints.server.http_errors import answer_error
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.operations import operations_router
 from vllm_omni.entrypoints.server.realtime_video import RealtimeVideoSession, Timers
@@ -52,7 +52,8 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
         state.threads.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="vllm-omni", version=__version__, lifespan=lifespan)
-    app.add_exception_handler(Exception, answer_fault)
+    app.add_exception_handler(OmniError, answer_error)
+    app.add_exception_handler(Exception, answer_error)
     app.add_middleware(AccessControl, config=state.config)
     if state.config.allowed_origins:
         # In front of the access control: a preflight carries no key, and a page may read refusals.

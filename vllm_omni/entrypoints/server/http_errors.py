@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
-
-from fastapi import Request, Response
+from fastapi import Request
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 
 from vllm_omni.errors import (
     DeviceOutOfMemoryError,
@@ -82,9 +78,9 @@ def error_response(error: BaseException) -> JSONResponse:
     )
 
 
-async def answer_fault(_: Request, _fault: Exception) -> JSONResponse:
-    """The answer of any route to what nobody foresaw; the log has it, with its traceback."""
-    return _answer(INTERNAL_ERROR, _INTERNAL_TEXT)
+async def answer_error(_: Request, error: Exception) -> JSONResponse:
+    """The answer of any route to what it raises; of a fault the log has the traceback."""
+    return error_response(error)
 
 
 def _answer(
@@ -97,19 +93,3 @@ def _answer(
 
 def _kind(status: int) -> str:
     return "server_error" if status >= INTERNAL_ERROR else "invalid_request"
-
-
-class AnsweringRoute(APIRoute):
-    """A route whose handler may raise any :class:`OmniError`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler with errors turned into answers."""
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except OmniError as error:
-                return error_response(error)
-
-        return answer

@@ -18,7 +18,6 @@ from vllm_omni import envs
 from vllm_omni.engine.session import StopCause
 from vllm_omni.entrypoints.server.http_errors import (
     CLIENT_LEFT,
-    AnsweringRoute,
     HttpRefusalError,
     error_response,
     status_of,
@@ -46,7 +45,7 @@ def videos_router(state: ServerState) -> APIRouter:
         yield
         await jobs.close()
 
-    router = APIRouter(route_class=AnsweringRoute, lifespan=lifespan, tags=["videos"])
+    router = APIRouter(lifespan=lifespan, tags=["videos"])
     _add_making_routes(router, state, jobs)
     _add_job_routes(router, jobs)
     return router
