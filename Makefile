@@ -108,6 +108,7 @@ $(NPU_SIM_STAMP): tests/npu_sim/requirements.txt pyproject.toml
 test-npu-sim: export TORCH_DEVICE_BACKEND_AUTOLOAD = 0
 test-npu-sim: $(NPU_SIM_STAMP)
 	$(NPU_SIM_VENV)/bin/python -m pytest tests/npu_sim/lane --noconftest -W default \
+	  -p tests.helpers.fixtures.retries \
 	  -o python_files='check_*.py'
 
 clean:

@@ -4,14 +4,21 @@ import os
 
 import pytest
 
-from tests.helpers.fixtures.run_args import RUN_LEVELS, pytest_addoption, run_level
+from tests.helpers.fixtures import retries, run_args
+from tests.helpers.fixtures.run_args import RUN_LEVELS, run_level
 from tests.helpers.mark import HARDWARE_MARKS, LEVEL_MARKS
 
-__all__ = ["pytest_addoption", "run_level"]
+__all__ = ["run_level"]
 
 # Intel's library sums a few rows in another order than many unless it is told to be strict; then
 # work that several ranks share out has the bytes of one rank. Read at its first product.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Register the options of the helpers."""
+    run_args.pytest_addoption(parser)
+    pluginmanager.register(retries)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ from benchmarks.lingbot_world import bench_serving
 from benchmarks.lingbot_world.bench_serving import Figure, delivery_figures, parse_args
 from benchmarks.lingbot_world.serving_probe import moving_frames
 
-pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu, pytest.mark.timing]
 
 
 def invented_clocks() -> dict[str, list[float]]:

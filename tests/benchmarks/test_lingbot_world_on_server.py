@@ -13,7 +13,7 @@ from tests.helpers.server import ROOT, tiny_server
 
 __all__ = ["tiny_server"]
 
-pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu, pytest.mark.timing]
 
 PROGRAM = "benchmarks/lingbot_world/benchmark_lingbot_world_realtime.py"
 

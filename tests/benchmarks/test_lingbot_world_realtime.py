@@ -26,7 +26,7 @@ from benchmarks.lingbot_world.workload import (
 )
 from tests.helpers.scripted_server import Peer, scripted_server
 
-pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu, pytest.mark.timing]
 
 
 def rollout(num_chunks: int, **fields: object) -> Workload:

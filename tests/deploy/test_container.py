@@ -32,7 +32,7 @@ from vllm_omni import envs
 
 __all__ = ["plain_server"]
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 FINAL = stages()[-1]
 by_command = pytest.mark.parametrize("place", server_commands())

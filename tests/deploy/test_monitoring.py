@@ -27,7 +27,7 @@ from tests.helpers.videos import BODY, SYNC
 
 __all__ = ["plain_server"]
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 ALERT_TEST = Path(__file__).with_name("alerts_test.yaml")
 OF_PROMETHEUS = {"job", "instance"}

@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="prometheus is not installed (Debian has it)"
     ),
+    pytest.mark.timing,
 ]
 
 

@@ -32,7 +32,7 @@ from vllm_omni.errors import (
     WorkerRestartedError,
 )
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 FORWARD = CameraVelocity((0.0, 0.0, 0.05), (0.0, 0.0, 0.0, 1.0))
 

@@ -23,7 +23,7 @@ from vllm_omni.errors import (
     WorkerRestartedError,
 )
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 
 class Deadly(FakeExecutor):

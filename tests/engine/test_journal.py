@@ -13,7 +13,7 @@ from vllm_omni.engine.metrics import REFUSALS, EngineMetrics
 from vllm_omni.engine.session import ChunkReady, Opened, SessionOptions, StopCause
 from vllm_omni.errors import SessionFailedError, WorkerFailedError
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 
 @pytest.fixture

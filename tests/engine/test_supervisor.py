@@ -17,7 +17,7 @@ from vllm_omni.errors import (
     WorkerFailedError,
 )
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 
 def test_warm_up_fills_the_window_and_rolls_it_once():

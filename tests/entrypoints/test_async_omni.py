@@ -15,7 +15,7 @@ from vllm_omni.engine.session import ChunkReady, Ended, SessionEvent, WasReset
 from vllm_omni.errors import ConfigError, InvalidRequestError, SessionClosedError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 PROMPT = {"prompt": "a harbour", "multi_modal_data": {"image": picture_url()}}
 FORWARD = {

@@ -70,3 +70,39 @@ def test_a_test_without_level_or_hardware_is_refused(project, mark):
     result = _run(project, f"import pytest\n@pytest.mark.{mark}\ndef test_bare(): pass\n")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*each test needs a mark*", "*test_bare*"])
+
+
+RETRIED = """
+import pathlib
+import pytest
+
+def attempt(name):
+    file = pathlib.Path(name)
+    file.write_text(file.read_text() + "x" if file.exists() else "x")
+    return len(file.read_text())
+
+@pytest.mark.core_model
+@pytest.mark.cpu
+@pytest.mark.timing
+def test_slow(): assert attempt("slow") > FAILURES
+
+@pytest.mark.core_model
+@pytest.mark.cpu
+def test_exact(): assert attempt("exact") > EXACT_FAILURES
+"""
+
+
+@pytest.mark.parametrize(
+    ("failures", "exact_failures", "workers", "passes"),
+    [(0, 0, 0, True), (1, 0, 2, True), (2, 0, 2, False), (2, 0, 0, False), (0, 1, 0, False)],
+)
+def test_only_timing_is_retried_and_its_last_chance_fails_the_run(
+    project, failures, exact_failures, workers, passes
+):
+    text = RETRIED.replace("EXACT_FAILURES", str(exact_failures)).replace("FAILURES", str(failures))
+    result = _run(project, text, "--retry-timing", "-n", str(workers))
+    assert (result.ret == pytest.ExitCode.OK) is passes
+    retried = [line for line in result.outlines if "of 2 retries" in line]
+    wanted = f"{failures} of 2 retries: tests/test_sample.py::test_slow"
+    assert retried == ([wanted] if failures else [])
+    assert len((project.path / "exact").read_text()) == 1

@@ -28,7 +28,12 @@ pytestmark = [
 
 
 def test_checks_on_the_python_device():
-    with envs.exported({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}):
+    variables = {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTEST_ADDOPTS": "",  # options of our own conftest, which is not read there
+    }
+    with envs.exported(variables):
         outcome = subprocess.run(
             [sys.executable, "-m", "pytest", str(CHECKS), "-q", "--noconftest",
              "-p", "no:cacheprovider", "-o", "python_files=check_*.py"],

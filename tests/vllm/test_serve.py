@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.cpu,
     pytest.mark.timeout(300),
     requires_vllm,
+    pytest.mark.timing,
 ]
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,6 +15,7 @@ __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
 pytestmark = [
     pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
+    pytest.mark.timing,
 ]  # fmt: skip
 
 NO_MSE = "delete window.MediaSource; delete window.ManagedMediaSource;"

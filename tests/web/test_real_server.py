@@ -22,6 +22,7 @@ __all__ = ["browser"]
 
 pytestmark = [
     pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
+    pytest.mark.timing,
 ]  # fmt: skip
 
 CONFIG = Path("benchmarks/lingbot_world/configs/cpu_tiny.yaml")

@@ -17,7 +17,13 @@ from vllm_omni.diffusion.distributed.parallel_state import (
 )
 from vllm_omni.errors import OmniError, OutOfKVMemoryError
 
-pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.diffusion,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+    pytest.mark.timing,
+]
 
 
 def place(tp: int, sp: int, rank: int = 0, **changes) -> WorldPlace:

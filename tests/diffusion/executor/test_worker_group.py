@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.diffusion,
     pytest.mark.parallel,
     pytest.mark.cpu,
+    pytest.mark.timing,
 ]
 
 TWO_RANKS = DiffusionParallelConfig(ulysses_degree=2)

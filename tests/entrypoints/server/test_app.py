@@ -17,7 +17,7 @@ from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.app import serve_engine
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 
 class Hanging(FakeExecutor):

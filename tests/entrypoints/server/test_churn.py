@@ -15,7 +15,13 @@ from tests.helpers.socket_client import SocketClient, camera_event, socket_clien
 
 __all__ = ["tiny_server"]
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.parallel, pytest.mark.cpu]
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.omni,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+    pytest.mark.timing,
+]
 
 ENDLESS = start_message(num_frames=None, unbounded=True)
 MIB = 2**20

@@ -110,6 +110,7 @@ class TestLoad:
         with pytest.raises(InvalidRequestError, match="cannot be fetched"):
             await LOCAL.load(f"http://127.0.0.1:{port}/a")
 
+    @pytest.mark.timing
     async def test_a_server_that_does_not_answer(self):
         impatient = ImageSource(("127.0.0.1",), timeout_s=0.3)
         async with picture_server() as server:

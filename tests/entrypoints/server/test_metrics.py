@@ -10,7 +10,7 @@ from tests.helpers.http_server import running_server
 from tests.helpers.videos import BODY, SYNC, until
 from vllm_omni.errors import SessionFailedError
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 COUNTED = {
     "num_requests_running": 0, "num_requests_waiting": 0, "max_sessions": 1,

@@ -10,7 +10,7 @@ from tests.helpers.local_server import local_server, wait_until
 from tests.helpers.socket_client import SocketClient, socket_client, start_message
 from vllm_omni.entrypoints.server.realtime_video import Timers
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 ENDLESS = start_message(num_frames=None, unbounded=True)
 STOP = {"type": "session.stop"}

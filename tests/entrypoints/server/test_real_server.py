@@ -22,7 +22,13 @@ from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 __all__ = ["tiny_server"]
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.parallel, pytest.mark.cpu]
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.omni,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+    pytest.mark.timing,
+]
 
 KEYS = {"camera_action_script": [[["w"], ["w", "j"], []], [["d"], ["d"], ["k"]], [["s"]] * 3]}
 WORLDS = {

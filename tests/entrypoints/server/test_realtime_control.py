@@ -12,7 +12,7 @@ from vllm_omni.engine.session import MAX_RESETS
 
 __all__ = ["server"]
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 ENDLESS = start_message(num_frames=None, unbounded=True)
 

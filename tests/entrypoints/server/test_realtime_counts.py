@@ -16,7 +16,7 @@ from vllm_omni.errors import DeviceOutOfMemoryError
 
 __all__ = ["server", "unpainted_server"]
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 ENDLESS = start_message(num_frames=None, unbounded=True)
 STOP = {"type": "session.stop"}

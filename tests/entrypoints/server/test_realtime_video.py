@@ -20,7 +20,7 @@ from vllm_omni.errors import DeviceOutOfMemoryError, WorkerFailedError
 
 __all__ = ["server", "unpainted_server"]
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 PINGED = Timers(stall=1.5, poll=0.05)
 PINGS, PING_GAP_S = 10, 0.4

@@ -12,7 +12,13 @@ import pytest
 from tests.helpers.server import CPU_TINY, PLAIN, ROOT, START_S, real_server
 from tests.helpers.tiny import tiny_checkpoint_dir
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.parallel, pytest.mark.cpu]
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.omni,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+    pytest.mark.timing,
+]
 
 STAMPED = re.compile(r"(\[rank \d\] )?[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[\w.]+\] ")
 

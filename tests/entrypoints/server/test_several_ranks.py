@@ -14,7 +14,13 @@ from vllm_omni import Omni
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.parallel, pytest.mark.cpu]
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.omni,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+    pytest.mark.timing,
+]
 
 KEYS = {"camera_action_script": [[["w"], ["w", "j"], []], [["d"], ["d"], ["k"]], [["s"]] * 3]}
 WORLD = start_message(prompt="a desert", seed=3, extra_params=KEYS)

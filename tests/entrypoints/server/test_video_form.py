@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.omni,
     pytest.mark.cpu,
     pytest.mark.usefixtures("storage"),
+    pytest.mark.timing,
 ]
 
 STILL = [[[], [], []]]

@@ -41,6 +41,7 @@ pytestmark = [
     pytest.mark.omni,
     pytest.mark.cpu,
     pytest.mark.usefixtures("storage"),
+    pytest.mark.timing,
 ]
 
 STILL = [[[], [], []]]

@@ -18,7 +18,7 @@ from tests.helpers.scripted_server import Peer, scripted_server
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import InvalidRequestError
 
-pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
 IMAGE = "data:image/png;base64,AAAA"
 

@@ -21,7 +21,7 @@ from vllm_omni.diffusion.models.lingbot_world.vae.convolution import ConvPath
 
 pytestmark = [
     pytest.mark.core_model, pytest.mark.omni, pytest.mark.parallel, pytest.mark.npu,
-    pytest.mark.timeout(TIMEOUT_S),
+    pytest.mark.timeout(TIMEOUT_S), pytest.mark.timing,
 ]  # fmt: skip
 
 CHUNKS = 2
