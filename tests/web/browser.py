@@ -34,7 +34,7 @@ TIMEOUT_MS = 20_000
 
 def _why_not() -> str | None:
     if sync_playwright is None:
-        return "playwright for Python is not installed (pip install 'vllm-omni[web-test]')"
+        return "playwright for Python is not installed (pip install -e '.[web-test]')"
     if CHROMIUM is None:
         return "no chromium on this system (apt-get install chromium)"
     return None
@@ -74,6 +74,17 @@ class Visit:
             self.page.wait_for_timeout(50)
         raise AssertionError("the server did not see it in time")
 
+    def stop(self) -> None:
+        """Press Stop and wait for the end."""
+        self.page.click("#stop")
+        self.wait_for_text("#status", "Ready")
+
+    def start_over(self) -> None:
+        """Press Start over and agree."""
+        self.page.click("#reset")
+        self.page.click("#ask-yes")
+        self.wait_for_text("#log", "starts over")
+
     def time(self) -> float:
         """Media time of the video."""
         return self.page.evaluate("document.getElementById('video').currentTime")
@@ -105,30 +116,37 @@ def server(running_server: FakeServer) -> FakeServer:
     """The module's server with a fresh script."""
     running_server.script = Script()
     running_server.received.clear()
+    running_server.requests.clear()
     return running_server
+
+
+def open_visit(
+    browser: "Browser", server: FakeServer, *, script: str = "", **options: object
+) -> Visit:
+    """Open the page; keywords go to the browser context, ``script`` runs before the page's own."""
+    page = browser.new_context(**{"viewport": DESKTOP, **options}).new_page()
+    if script:
+        page.add_init_script(script)
+    visit = Visit(page, server)
+    _listen(visit)
+    page.goto(server.url)
+    return visit
 
 
 @pytest.fixture
 def visit_with(browser: "Browser", server: FakeServer) -> Iterator[Callable[..., Visit]]:
-    """Open the page; keywords go to the browser context, `script` runs before the page's own."""
-    contexts = []
+    """Open the page and wait for the server's defaults; arguments are those of `open_visit`."""
+    visits = []
 
-    def open_page(*, script: str = "", **options: object) -> Visit:
-        context = browser.new_context(**{"viewport": DESKTOP, **options})
-        contexts.append(context)
-        page = context.new_page()
-        if script:
-            page.add_init_script(script)
-        visit = Visit(page, server)
-        _listen(visit)
-        page.goto(server.url)
-        # The defaults of the server have arrived.
+    def opened(**options: object) -> Visit:
+        visit = open_visit(browser, server, **options)
+        visits.append(visit)
         visit.wait("document.getElementById('width').value === '256'")
         return visit
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    yield opened
+    for visit in visits:
+        visit.page.context.close()
 
 
 @pytest.fixture
@@ -136,7 +154,7 @@ def visit(visit_with: Callable[..., Visit]) -> Iterator[Visit]:
     """A page that must neither complain nor talk to another host."""
     opened = visit_with()
     yield opened
-    assert opened.console_errors == []
+    assert opened.console_errors == [], opened.console_errors
     assert opened.foreign_requests == []
 
 

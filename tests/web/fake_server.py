@@ -15,13 +15,17 @@ import numpy as np
 import uvicorn
 from PIL import Image, ImageDraw
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.geometry import chunk_pixel_frames
 from vllm_omni.entrypoints.server import protocol
+from vllm_omni.entrypoints.server.access import AccessControl, chosen_subprotocol
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.web_page import web_page_routes
 from vllm_omni.errors import InvalidRequestError
@@ -40,13 +44,26 @@ CAPABILITIES = protocol.Capabilities(
 
 @dataclass
 class Script:
-    """What the fake does differently from a plain, quick server."""
+    """What the fake does differently from a plain, quick server.
+
+    Attributes:
+        chunk_s: time that a chunk takes.
+        uneven_s: added to it, chunk by chunk, again and again.
+        paced: whether it keeps to the client's lead.
+        unready: body of ``/health`` while it cannot serve; sessions wait in line meanwhile.
+        lets_in: whether a socket is accepted at all.
+        refusal: answer to a start message.
+    """
 
     queue_positions: tuple[int, ...] = ()
     chunk_s: float = 0.2
+    uneven_s: tuple[float, ...] = (0.0,)
     paced: bool = True
     refuse_camera_times: int = 0
     new_stream_on_reset: bool = False
+    unready: dict[str, object] | None = None
+    lets_in: bool = True
+    refusal: protocol.ErrorMessage | None = None
 
 
 @dataclass
@@ -58,19 +75,42 @@ class World:
     chunk_index: int = 0
     transport_index: int = 0
     pixel_frames: int = 0
+    frames_of_world: int = 0
     pending: list[protocol.Interaction] = field(default_factory=list)
     prompts: dict[str, int] = field(default_factory=dict)
     began: float = 0.0
     reset_asked: bool = False
     stopped: bool = False
 
+    def restart(self) -> None:
+        """Begin again from chunk 0, as the engine does: what waits for it is gone, at its own pace."""
+        self.reset_asked, self.chunk_index, self.frames_of_world = False, 0, 0
+        self.pending.clear()
+
+    def made(self, pixel_frames: int) -> None:
+        """Count a chunk; playback is taken to begin with the first."""
+        if self.chunk_index == 0:
+            self.began = time.monotonic()
+        self.chunk_index += 1
+        self.transport_index += 1
+        self.pixel_frames += pixel_frames
+        self.frames_of_world += pixel_frames
+
 
 class FakeServer:
-    """Runs in a thread on a port of 127.0.0.1; can be stopped and started on the same port."""
+    """Runs in a thread on a port of 127.0.0.1; can be stopped and started on the same port.
 
-    def __init__(self) -> None:
+    Attributes:
+        requests: path and query of everything that was asked for, sockets included.
+        slip_s: most that a chunk came later than the script says, as on a busy machine.
+    """
+
+    def __init__(self, *, api_keys: tuple[str, ...] = ()) -> None:
         self.script = Script()
         self.received: list[protocol.SessionStart | protocol.ControlMessage] = []
+        self.requests: list[str] = []
+        self.slip_s = 0.0
+        self.change_keys(api_keys)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -85,11 +125,15 @@ class FakeServer:
         app = Starlette(
             routes=[
                 *web_page_routes(),
-                Route("/health", _health),
+                Route("/health", self._health),
                 Route("/v1/realtime/capabilities", _capabilities),
                 Route("/v1/models", _models),
                 WebSocketRoute("/v1/realtime/video", self._video),
-            ]
+            ],
+            middleware=[
+                Middleware(_Noted, addresses=self.requests),
+                Middleware(_Guarded, server=self),
+            ],
         )
         config = uvicorn.Config(
             app, host="127.0.0.1", port=self.port, log_level="critical", timeout_graceful_shutdown=1
@@ -111,11 +155,22 @@ class FakeServer:
         self._thread.join(timeout=20)
         self._server = self._thread = None
 
+    def change_keys(self, api_keys: tuple[str, ...]) -> None:
+        """From now on, let in who has one of these."""
+        self.config = ServerConfig(("tiny-lingbot-world",), api_keys=api_keys)
+
     def interactions(self) -> list[protocol.Interaction]:
         return [m.interaction for m in self.received if isinstance(m, protocol.SessionInteraction)]
 
+    async def _health(self, _: Request) -> JSONResponse:
+        unready = self.script.unready
+        return JSONResponse(unready or {"status": "healthy"}, 503 if unready else 200)
+
     async def _video(self, websocket: WebSocket) -> None:
-        await websocket.accept()
+        if not self.script.lets_in:
+            await websocket.close()
+            return
+        await websocket.accept(chosen_subprotocol(websocket.scope["subprotocols"]))
         with contextlib.suppress(WebSocketDisconnect):
             await self._session(websocket)
         with contextlib.suppress(RuntimeError):
@@ -124,14 +179,22 @@ class FakeServer:
     async def _session(self, websocket: WebSocket) -> None:
         start = protocol.parse_start(await websocket.receive_text())
         self.received.append(start)
+        if self.script.refusal is not None:
+            await _send(websocket, self.script.refusal)
+            return
         for position in self.script.queue_positions:
             await _send(websocket, protocol.SessionQueued(request_id="fake", position=position))
             await asyncio.sleep(0.3)
+        if self.script.unready is not None:
+            await _send(websocket, protocol.SessionQueued(request_id="fake", position=1))
+        while self.script.unready is not None:
+            await asyncio.sleep(0.05)
         accepted = protocol.VideoStart(request_id="fake", config={}, capabilities=CAPABILITIES)
         await _send(websocket, accepted)
         if not start.image_reference.image_url.startswith("data:image/"):
             message = "image_reference: cannot be decoded as a picture; give PNG, JPEG or WebP"
-            await _send(websocket, protocol.ErrorMessage(message=message))
+            refusal = protocol.ErrorMessage(message=message, code="invalid_request")
+            await _send(websocket, refusal)
             return
         world = World(websocket, start)
         reader = asyncio.create_task(self._read(world))
@@ -144,13 +207,11 @@ class FakeServer:
 
     def _lead_s(self, world: World) -> float:
         """Seconds to wait so that the client's buffer stays within its lead."""
-        if not self.script.paced or world.start.max_lead_ms is None:
+        lead_ms = world.start.max_lead_ms
+        if not self.script.paced or lead_ms is None or world.chunk_index == 0:
             return 0.0
-        if world.transport_index <= 1:
-            world.began = time.monotonic()
         played = time.monotonic() - world.began
-        sent = world.pixel_frames / world.start.fps
-        return max(0.0, sent - played - world.start.max_lead_ms / 1e3)
+        return max(0.0, world.frames_of_world / world.start.fps - played - lead_ms / 1e3)
 
     async def _read(self, world: World) -> None:
         while True:
@@ -190,34 +251,35 @@ class FakeServer:
         encoder = _encoder(world)
         while not world.stopped:
             if world.reset_asked:
-                world.reset_asked, world.chunk_index = False, 0
-                world.pending.clear()
+                world.restart()
                 if self.script.new_stream_on_reset:
                     encoder = _encoder(world)
                 await _send(world.websocket, protocol.SessionResetDone(request_id="fake"))
             await asyncio.sleep(self._lead_s(world))
-            started, completed = _fold(world)
-            count = chunk_pixel_frames(world.chunk_index)
-            frames = _pictures(world, count)
-            payload = await asyncio.to_thread(encoder.encode, frames)
-            await asyncio.sleep(self.script.chunk_s)
-            await _send(
-                world.websocket,
-                protocol.VideoChunkMetadata(
-                    request_id="fake",
-                    num_frames=count,
-                    byte_length=len(payload),
-                    generation_chunk_index=world.chunk_index,
-                    started_event_ids=started,
-                    completed_event_ids=completed,
-                    transport_chunk_index=world.transport_index,
-                    applied={event_id: 3 * world.chunk_index for event_id in started},
-                ),
-            )
-            await world.websocket.send_bytes(payload)
-            world.chunk_index += 1
-            world.transport_index += 1
-            world.pixel_frames += count
+            await self._chunk(world, encoder)
+
+    async def _chunk(self, world: World, encoder: ChunkEncoder) -> None:
+        began = time.monotonic()
+        started, completed = _fold(world)
+        count = chunk_pixel_frames(world.chunk_index)
+        payload = await asyncio.to_thread(encoder.encode, _pictures(world, count))
+        uneven_s = self.script.uneven_s
+        ready = began + self.script.chunk_s + uneven_s[world.transport_index % len(uneven_s)]
+        await asyncio.sleep(max(0.0, ready - time.monotonic()))
+        self.slip_s = max(self.slip_s, time.monotonic() - ready)
+        metadata = protocol.VideoChunkMetadata(
+            request_id="fake",
+            num_frames=count,
+            byte_length=len(payload),
+            generation_chunk_index=world.chunk_index,
+            started_event_ids=started,
+            completed_event_ids=completed,
+            transport_chunk_index=world.transport_index,
+            applied={event_id: 3 * world.chunk_index for event_id in started},
+        )
+        await _send(world.websocket, metadata)
+        await world.websocket.send_bytes(payload)
+        world.made(count)
 
 
 async def _send(websocket: WebSocket, message: protocol.ServerMessage) -> None:
@@ -261,8 +323,28 @@ def _pictures(world: World, count: int) -> np.ndarray:
     return np.stack(pictures)
 
 
-async def _health(_: Request) -> JSONResponse:
-    return JSONResponse({"status": "healthy"})
+class _Noted:
+    """ASGI middleware that writes down every address."""
+
+    def __init__(self, app: ASGIApp, addresses: list[str]) -> None:
+        self._app = app
+        self._addresses = addresses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in {"http", "websocket"}:
+            self._addresses.append(f"{scope['path']}?{scope['query_string'].decode()}")
+        await self._app(scope, receive, send)
+
+
+class _Guarded:
+    """ASGI middleware: the product's access control, with the keys of the moment."""
+
+    def __init__(self, app: ASGIApp, server: FakeServer) -> None:
+        self._app = app
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await AccessControl(self._app, self._server.config)(scope, receive, send)
 
 
 async def _capabilities(_: Request) -> JSONResponse:

@@ -1,5 +1,6 @@
 """The page's files without a browser: protocol, policy, sizes, and how they are served."""
 
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -101,7 +102,23 @@ class _Page(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
 
+def contrast(ink: str, paper: str) -> float:
+    """Contrast ratio of two colours as WCAG defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    darker, lighter = sorted((luminance(ink), luminance(paper)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
 class TestFiles:
+    def test_contrast_of_black_and_white(self):
+        assert contrast("#000000", "#ffffff") == pytest.approx(21)
+        assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
     def test_no_inline_script_style_or_handler(self):
         for tag, attributes in _Page().elements:
             assert not any(name == "style" or name.startswith("on") for name in attributes), tag
@@ -122,7 +139,7 @@ class TestFiles:
                 assert target.removeprefix("./") in SCRIPTS, (name, target)
 
     def test_scenes_on_offer_are_the_drawn_ones(self):
-        offered = [a["value"] for _, a in _Page().elements if a.get("name") == "picture"]
+        offered = [a["data-scene"] for _, a in _Page().elements if "data-scene" in a]
         assert sorted(offered) == sorted(SCENES)
 
     def test_elements_looked_up_exist(self):
@@ -130,7 +147,7 @@ class TestFiles:
         assert len(ids) == len(set(ids))
         listed = re.search(r"fromEntries\(\s*\[(.*?)\]", TEXTS["view.js"], re.DOTALL)[1]
         wanted = re.findall(r'"([\w-]+)"', listed)
-        wanted += re.findall(r'(?:element|figure)\("([\w-]+)"', TEXTS["view.js"])
+        wanted += re.findall(r'(?:element|figure)\("([\w-]+)"', TEXTS["live.js"])
         assert set(wanted) <= set(ids)
 
     @pytest.mark.parametrize("name", sorted(TEXTS))
@@ -139,6 +156,20 @@ class TestFiles:
         assert len(text.splitlines()) <= 400
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
         assert not re.search(r"innerHTML|insertAdjacentHTML|\beval\b|document\.write", text)
+
+    @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+    def test_texts_have_contrast(self, theme):
+        """WCAG 2.2, success criterion 1.4.3: 4.5 to 1 for texts."""
+        blocks = re.findall(r":root \{(.*?)\n *\}", TEXTS["style.css"], re.DOTALL)
+        colours = {}
+        for block in blocks[: theme + 1]:
+            colours |= dict(re.findall(r"--([\w-]+): (#\w{6});", block))
+        pairs = [
+            *itertools.product(["text", "muted", "bad", "late"], ["page", "panel", "field"]),
+            ("on-accent", "accent"), ("on-glass", "stage"),
+        ]  # fmt: skip
+        for ink, paper in pairs:
+            assert contrast(colours[ink], colours[paper]) >= 4.5, (ink, paper)
 
     @pytest.mark.parametrize("name", sorted(SCRIPTS))
     def test_functions_are_short(self, name):

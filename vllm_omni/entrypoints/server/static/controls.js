@@ -1,4 +1,6 @@
-// Held directions from keyboard, on-screen pad and gamepad, merged; a release is never lost.
+// Held directions from keyboard, on-screen pads, drags and gamepad, merged; a release is never lost.
+
+import { Drags } from "./drag.js";
 
 const KEYS = {
   KeyW: { axis: "forward", sign: 1 },
@@ -9,41 +11,54 @@ const KEYS = {
   KeyJ: { axis: "yaw", sign: -1 },
   KeyI: { axis: "pitch", sign: 1 },
   KeyK: { axis: "pitch", sign: -1 },
+  ArrowUp: { axis: "forward", sign: 1 },
+  ArrowDown: { axis: "forward", sign: -1 },
+  ArrowRight: { axis: "yaw", sign: 1 },
+  ArrowLeft: { axis: "yaw", sign: -1 },
 };
 const AXES = ["forward", "right", "yaw", "pitch"];
 const DEAD_ZONE = 0.18;
 const STICK_LEVELS = 5;
-const TEXT_FIELDS = 'input:not([type="radio"], [type="file"]), textarea, select';
+const D_PAD = { forward: [12, 13], right: [15, 14] };
+// Where keys have a meaning of their own.
+const DEAF = 'input:not([type="file"]), textarea, select, .log, dialog, dialog *';
 
 export class Controls {
   #held = new Map();
-  #sticks = Object.fromEntries(AXES.map((axis) => [axis, 0]));
+  #sticks = {};
+  #drags;
+  #enabled;
   #changed;
   #polling = false;
 
-  /** @param {HTMLElement} pad buttons with data-key; @param {() => void} changed */
-  constructor(pad, changed) {
+  /**
+   * @param {{pads: HTMLElement, stage: HTMLElement}} elements; `pads` has buttons with data-key
+   * @param {{enabled: () => boolean, changed: () => void, fullScreen: () => void}} callbacks
+   */
+  constructor({ pads, stage }, { enabled, changed, fullScreen }) {
+    this.#enabled = enabled;
     this.#changed = changed;
-    this.#listenToKeys();
-    this.#listenToPad(pad);
+    this.#drags = new Drags(stage, { enabled, changed });
+    this.#listenToKeys(fullScreen);
+    for (const button of pads.querySelectorAll("[data-key]")) this.#listenToButton(button);
     this.#listenToReleases();
     addEventListener("gamepadconnected", () => this.#pollGamepads());
   }
 
   /** Directions in [-1, 1]: forward, right, yaw (right) and pitch (up). */
   get axes() {
-    const sums = { ...this.#sticks };
-    for (const key of new Set(this.#held.values())) sums[KEYS[key].axis] += KEYS[key].sign;
+    const sums = Object.fromEntries(AXES.map((axis) => [axis, 0]));
+    const pressed = new Set([...this.#held.values()].map((code) => KEYS[code]));
+    for (const { axis, sign } of pressed) sums[axis] += sign;
+    for (const sticks of [this.#sticks, ...this.#drags.axes]) {
+      for (const [axis, value] of Object.entries(sticks)) sums[axis] += value;
+    }
     return Object.fromEntries(AXES.map((axis) => [axis, Math.max(-1, Math.min(1, sums[axis]))]));
-  }
-
-  /** Codes of the keys that are held, by whatever means. */
-  get held() {
-    return new Set(this.#held.values());
   }
 
   /** Let go of everything. */
   release() {
+    this.#drags.release();
     if (!this.#held.size) return;
     this.#held.clear();
     this.#changed();
@@ -59,34 +74,34 @@ export class Controls {
     if (this.#held.delete(source)) this.#changed();
   }
 
-  #listenToKeys() {
+  #listenToKeys(fullScreen) {
     addEventListener("keydown", (event) => {
       const { code, target } = event;
-      if (!(code in KEYS) || event.ctrlKey || event.metaKey || event.altKey) return;
-      if (target instanceof Element && target.matches(TEXT_FIELDS)) return;
+      if (event.ctrlKey || event.metaKey || event.altKey || !this.#enabled()) return;
+      if (target instanceof Element && target.matches(DEAF)) return;
+      if (code === "KeyF" && !event.repeat) fullScreen();
+      if (!(code in KEYS)) return;
       event.preventDefault();
       if (!event.repeat) this.#hold(`key ${code}`, code);
     });
     addEventListener("keyup", ({ code }) => this.#letGo(`key ${code}`));
   }
 
-  #listenToPad(pad) {
-    for (const button of pad.querySelectorAll("[data-key]")) {
-      const hold = (source) => this.#hold(source, button.dataset.key);
-      button.addEventListener("pointerdown", (event) => {
-        button.setPointerCapture(event.pointerId);
-        hold(`pointer ${event.pointerId}`);
-      });
-      for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
-        button.addEventListener(end, ({ pointerId }) => this.#letGo(`pointer ${pointerId}`));
-      }
-      button.addEventListener("keydown", ({ code, repeat }) => {
-        if ((code === "Space" || code === "Enter") && !repeat) hold(`button ${code}`);
-      });
-      button.addEventListener("keyup", ({ code }) => this.#letGo(`button ${code}`));
-      button.addEventListener("blur", () => this.#letGoButtons());
-      button.addEventListener("contextmenu", (event) => event.preventDefault());
+  #listenToButton(button) {
+    const hold = (source) => this.#hold(source, button.dataset.key);
+    button.addEventListener("pointerdown", (event) => {
+      button.setPointerCapture(event.pointerId);
+      hold(`pointer ${event.pointerId}`);
+    });
+    for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
+      button.addEventListener(end, ({ pointerId }) => this.#letGo(`pointer ${pointerId}`));
     }
+    button.addEventListener("keydown", ({ code, repeat }) => {
+      if ((code === "Space" || code === "Enter") && !repeat) hold(`button ${code}`);
+    });
+    button.addEventListener("keyup", ({ code }) => this.#letGo(`button ${code}`));
+    button.addEventListener("blur", () => this.#letGoButtons());
+    button.addEventListener("contextmenu", (event) => event.preventDefault());
   }
 
   #letGoButtons() {
@@ -99,7 +114,7 @@ export class Controls {
     addEventListener("pagehide", () => this.release());
     document.addEventListener("visibilitychange", () => this.release());
     document.addEventListener("focusin", ({ target }) => {
-      if (target.matches(TEXT_FIELDS)) this.release();
+      if (target.matches(DEAF)) this.release();
     });
     // A key released while the system key is down never reports its release.
     addEventListener("keyup", ({ key }) => {
@@ -121,11 +136,26 @@ export class Controls {
 
   #readSticks(pad) {
     const [x = 0, y = 0, lookX = 0, lookY = 0] = document.hidden ? [] : (pad?.axes ?? []);
-    const sticks = { forward: step(-y), right: step(x), yaw: step(lookX), pitch: step(-lookY) };
-    const same = AXES.every((axis) => sticks[axis] === this.#sticks[axis]);
+    const cross = (axis) => {
+      const [plus, minus] = D_PAD[axis].map((index) => Number(pad?.buttons?.[index]?.pressed ?? 0));
+      return plus - minus;
+    };
+    const sticks = {
+      forward: step(-y) + cross("forward"),
+      right: step(x) + cross("right"),
+      yaw: step(lookX),
+      pitch: step(-lookY),
+    };
+    const same = AXES.every((axis) => sticks[axis] === (this.#sticks[axis] ?? 0));
     this.#sticks = sticks;
     if (!same) this.#changed();
   }
+}
+
+/** Codes of the on-screen buttons whose directions these are. */
+export function directionsOf(axes) {
+  const letters = Object.entries(KEYS).filter(([code]) => code.startsWith("Key"));
+  return new Set(letters.filter(([, { axis, sign }]) => axes[axis] * sign > 0).map(([code]) => code));
 }
 
 /** A stick position in a few levels, so that a trembling thumb sends nothing. */

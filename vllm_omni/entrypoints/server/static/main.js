@@ -1,249 +1,270 @@
-// The page: joins the form, the session, the player, the controls and the live panel.
+// The page: joins the form, the server and the world; what happens when something goes wrong.
 
-import { CameraPath } from "./camera_path.js";
-import { Controls } from "./controls.js";
-import { Player } from "./player.js";
-import { Recorder } from "./recorder.js";
-import { Session, socketUrl } from "./session.js";
+import { agrees, keyFrom, offerWalks } from "./ask.js";
+import { Layout } from "./layout.js";
+import { Server } from "./server.js";
 import { Setup } from "./setup.js";
-import { Stats } from "./stats.js";
-import { Steering } from "./steering.js";
-import { Stills } from "./stills.js";
 import * as view from "./view.js";
+import { save } from "./walks.js";
 import { ServerWatch } from "./watch.js";
+import { queueWords, refusalWords, unreadyWords } from "./words.js";
+import { World } from "./world.js";
 
 const { dom } = view;
-const REFRESH_MS = 200;
-const CHUNK_FRAMES = 12;
+const NOT_LET_IN =
+  "The server does not let this page in. Whoever runs it can allow the page's address (--allowed-origins).";
 
 class App {
-  #stats = new Stats();
-  #path = new CameraPath();
-  #recorder = new Recorder();
-  #watch = new ServerWatch();
-  #session = null;
+  #server = new Server();
+  #layout = new Layout();
+  #watch = new ServerWatch(this.#server);
+  #world;
   #setup;
-  #player;
-  #stills;
-  #controls;
-  #steering;
-  #queue = null;
-  #fps = 16;
-  #promptId = null;
-  #hasVideo = false;
+  #unready = null;
+  #starting = false;
+  #startsNext = false;
 
   constructor() {
-    this.#setup = new Setup(() => this.#showPoster());
-    this.#player = new Player(dom.video, {
-      unsupported: (init) => this.#withoutVideo(init),
-      stall: (reason) => view.log(`Playback restarted: ${reason}.`),
+    this.#setup = new Setup({
+      pictureChanged: () => this.#showPoster(),
+      sceneChosen: () => this.#sceneChosen(),
+      fileChosen: () => this.#layout.open("setup"),
     });
-    this.#stills = new Stills(dom.still);
-    this.#controls = new Controls(dom.stage.parentElement, () => this.#steered());
-    this.#steering = new Steering(this.#controls, this.#path);
+    this.#world = new World({
+      walking: () => this.#layout.walking,
+      fullScreen: () => this.#layout.toggleFullScreen(),
+      state: (state) => this.#entered(state),
+      queued: (position) => this.#queued(position),
+      refused: (error) => view.showAlert(this.#words(error).text),
+      ended: (result) => this.#ended(result),
+    });
     this.#listen();
     this.#showPoster();
     view.showState("idle");
-    setInterval(() => this.#refresh(), REFRESH_MS);
-    this.#draw();
-    this.#setup.loadDefaults();
-    showModelName();
+    this.#arrive();
   }
 
   #listen() {
-    dom.world.addEventListener("submit", (event) => {
+    dom.setup.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#start();
     });
-    dom.stop.addEventListener("click", () => this.#session?.stop());
-    dom.reset.addEventListener("click", () => this.#reset());
-    dom.save.addEventListener("click", () => this.#recorder.save(fileName()));
-    dom.reconnect.addEventListener("click", () => this.#start());
+    dom.start.addEventListener("click", () => this.#start());
+    dom.stop.addEventListener("click", () => this.#world.stop());
+    dom.reset.addEventListener("click", () => this.#startOver());
+    dom.save.addEventListener("click", () => this.#save());
     dom.dismiss.addEventListener("click", () => this.#dismiss());
     dom.change.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.#changePrompt();
+      const text = dom.nextPrompt.value.trim();
+      if (text) this.#world.prompt(text, Number(dom.transition.value));
     });
-    dom.nextPrompt.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey) return;
-      event.preventDefault();
-      this.#changePrompt();
+    addEventListener("keydown", ({ key, target }) => {
+      if (key === "Escape" && !target.closest?.("dialog")) dom.stage.focus();
     });
-    addEventListener("keydown", ({ key }) => {
-      if (key === "Escape") dom.stage.focus();
+    addEventListener("beforeunload", (event) => {
+      if (this.#world.hasPictures) event.preventDefault();
     });
     dom.poster.addEventListener("error", () => this.#posterFailed());
-    dom.stage.addEventListener("pointerdown", () => dom.stage.focus());
-    new ResizeObserver(() => this.#draw()).observe(dom.path);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#draw());
+    dom.stage.addEventListener("pointerdown", () => dom.stage.focus({ preventScroll: true }));
+  }
+
+  /** Learn what the server is like, and whether it is ready. */
+  async #arrive() {
+    if ((await this.#server.greet()) === "locked" && !(await this.#unlock())) return;
+    if (!this.#server.capabilities) return;
+    this.#setup.takeDefaults(this.#server.capabilities);
+    dom.model.textContent = `Model: ${await this.#server.modelName()}`;
+    if (!this.#world.lives) this.#followLoading();
+  }
+
+  /** Ask for the key until the server takes it; false if the viewer gives up. */
+  async #unlock() {
+    let words = "This server wants a key. Whoever runs it can give you one.";
+    for (;;) {
+      const key = await keyFrom(words);
+      if (key === null) {
+        view.showState("failed", { words: "A key is needed" });
+        return false;
+      }
+      this.#server.key = key;
+      if ((await this.#server.greet()) !== "locked") return true;
+      words = "The server does not know this key.";
+    }
+  }
+
+  /** Say how far the model is while it loads, before a start or in the line. */
+  #followLoading() {
+    const say = (health) => {
+      this.#unready = health;
+      this.#showWaiting();
+    };
+    this.#watch.start({ ready: () => say(null), waiting: say, gaveUp: () => {} });
+  }
+
+  #showWaiting() {
+    const words = this.#unready ? unreadyWords(this.#unready) : null;
+    const progress = this.#unready?.progress ?? null;
+    if (this.#world.position !== null) {
+      view.showState("queued", { words: words ?? queueWords(this.#world.position), progress });
+    } else if (!this.#world.lives && dom.alert.hidden) {
+      view.showState(words ? "loading" : "idle", { words: words ?? "" });
+      view.showNotice(words ? `${words}. A world that you start now begins as soon as it can.` : "");
+    }
   }
 
   async #start() {
-    if (this.#session || !dom.world.reportValidity()) return;
-    this.#watch.stop();
-    view.hideAlert();
-    view.showState("connecting");
-    const fields = await this.#setup.startFields().catch((error) => error);
-    if (fields instanceof Error) {
-      view.log(fields.message, { bad: true });
-      this.#failed(fields.message);
+    if (this.#starting || this.#world.lives) return;
+    if (!this.#setup.complete) {
+      this.#setup.askForMissing();
       return;
     }
-    this.#fps = fields.fps;
-    this.#clear();
-    this.#stats.begin(performance.now());
-    this.#player.start({ fps: fields.fps, leadMs: fields.max_lead_ms });
-    const url = socketUrl("v1/realtime/video");
-    this.#session = new Session(url, fields, this.#callbacks());
-    view.log(`Start: ${fields.width} x ${fields.height}, seed ${fields.seed}.`);
+    this.#starting = true;
+    const fields = await this.#prepared().finally(() => {
+      this.#starting = false;
+    });
+    if (!fields) return;
+    view.showShape(fields);
+    this.#world.begin(this.#setup.name, fields, this.#server.subprotocols);
     dom.stage.focus({ preventScroll: true });
   }
 
-  #clear() {
-    this.#stats.clear();
-    this.#path.clear();
-    this.#recorder.clear();
-    this.#stills.stop();
-    this.#hasVideo = false;
-    this.#promptId = null;
-    this.#queue = null;
-    dom.save.disabled = true;
+  /** The fields of a start message, once the server has its key; null if there are none. */
+  async #prepared() {
+    const locked = !this.#server.capabilities && (await this.#server.greet()) === "locked";
+    if (locked && !(await this.#unlock())) return null;
+    this.#watch.stop();
+    this.#unready = null;
+    view.hideAlert();
     view.showNotice("");
-    view.showPromptStep(null);
-    view.showLayer("poster");
-    this.#draw();
+    view.showState("connecting");
+    this.#layout.walking = true;
+    try {
+      return await this.#setup.startFields();
+    } catch (error) {
+      view.log(error.message, { bad: true });
+      this.#failed(error.message);
+      return null;
+    }
   }
 
-  #callbacks() {
-    return {
-      state: (state) => view.showState(state === "ended" ? "idle" : state),
-      queued: (position) => this.#queued(position),
-      started: (message) => this.#started(message),
-      chunk: (metadata, bytes) => this.#chunk(metadata, bytes),
-      interaction: (id, status, words) => this.#interaction(id, status, words),
-      reset: () => this.#wasReset(),
-      refused: ({ message }) => this.#refused(message),
-      ended: (result) => this.#ended(result),
-    };
+  #entered(state) {
+    if (state === "stopping" || state === "ended") this.#layout.walking = false;
+    if (state === "starting") this.#watch.stop();
+    view.showState(state === "ended" ? "idle" : state);
   }
 
   #queued(position) {
-    if (position !== this.#queue) view.log(`Waiting in line, position ${position}.`);
-    this.#queue = position;
-    view.showState("queued", `Waiting in line, position ${position}`);
+    view.log(`${queueWords(position)}.`);
+    this.#followLoading();
+    this.#showWaiting();
   }
 
-  #started({ request_id: requestId }) {
-    if (this.#queue !== null) this.#stats.begin(performance.now());
-    this.#queue = null;
-    view.log(`Accepted as ${requestId}.`);
-    this.#steering.attach(this.#session);
+  /** A click on a scene starts it, at once or in place of the world that is running. */
+  #sceneChosen() {
+    if (this.#world.lives) this.#startOver();
+    else this.#start();
   }
 
-  #chunk(metadata, bytes) {
-    this.#stats.chunk(performance.now(), metadata.num_frames, this.#fps);
-    const mediaTime = this.#player.push(bytes, metadata.num_frames);
-    if (mediaTime === null) this.#stills.push(bytes);
-    else this.#showVideo();
-    this.#steering.chunk(metadata, (pixelFrame, sentAt) => {
-      if (mediaTime === null) return;
-      this.#player.whenShown(mediaTime + pixelFrame / this.#fps, () => {
-        this.#stats.shown(performance.now() - sentAt);
-      });
-    });
-    this.#record(bytes);
-    this.#draw();
-  }
-
-  #record(bytes) {
-    const wasFull = this.#recorder.full;
-    const kept = this.#recorder.push(bytes);
-    dom.save.disabled = this.#recorder.bytes === 0;
-    if (!kept && !wasFull) view.log("The recording has reached 1 GiB; later chunks are not in it.");
-  }
-
-  #showVideo() {
-    if (this.#hasVideo) return;
-    this.#hasVideo = true;
-    dom.video.addEventListener("loadeddata", () => view.showLayer("video"), { once: true });
-  }
-
-  async #withoutVideo(init) {
-    const stills = await this.#stills.start(init).catch(() => false);
-    const what = stills ? "one picture of each chunk is shown" : "only the first picture is shown";
-    view.showNotice(
-      `This browser cannot play H.264 video, so ${what}. The world goes on; Save MP4 keeps it.`,
-    );
-    view.log("No H.264 playback in this browser.", { bad: true });
-    if (stills) view.showLayer("still");
-  }
-
-  #interaction(id, status, words) {
-    const isPrompt = id === this.#promptId;
-    if (status === "refused") {
-      this.#steering.refused(id);
-      this.#refused(words);
-    } else if (isPrompt || status === "started") {
-      view.log(`${id} ${status}.`);
+  async #startOver() {
+    if (!this.#setup.complete) {
+      this.#layout.open("setup");
+      this.#setup.askForMissing();
+      return;
     }
-    if (isPrompt) view.showPromptStep(status);
-  }
-
-  #changePrompt() {
-    const text = dom.nextPrompt.value.trim();
-    if (!text) return;
-    this.#promptId = this.#session?.prompt(text, Number(dom.transition.value)) ?? null;
-    view.showPromptStep(null);
-    if (this.#promptId) view.log(`${this.#promptId}: “${text}”`);
-  }
-
-  async #reset() {
+    if (!(await this.#mayLeave())) return;
+    this.#layout.close("setup");
+    if (!this.#world.open) {
+      this.#startsNext = this.#world.lives;
+      this.#world.stop();
+      return;
+    }
     const fields = await this.#setup.resetFields().catch((error) => error);
-    if (fields instanceof Error) this.#refused(fields.message);
-    else this.#session?.reset(fields);
+    if (fields instanceof Error) view.showAlert(fields.message);
+    else this.#world.reset(this.#setup.name, fields);
+    dom.stage.focus({ preventScroll: true });
   }
 
-  #wasReset() {
-    view.log("The world starts over.");
-    this.#steering.restart();
-    this.#recorder.restart();
-    this.#player.restart();
-    this.#draw();
+  /** Nothing that somebody walked through, or waited for, goes without a question. */
+  async #mayLeave() {
+    if (this.#world.position !== null) {
+      return agrees("Leave the line?", { yes: "Leave", no: "Stay in line" });
+    }
+    if (!this.#world.hasPictures) return true;
+    const question = `Start ${this.#setup.name} from its first picture? This walk ends; Save keeps it on offer.`;
+    return agrees(question, { yes: "Start over", no: "Keep walking" });
   }
 
-  #refused(words) {
-    view.log(words, { bad: true });
-    view.showAlert(words);
+  async #save() {
+    const { offered } = this.#world.walks;
+    if (offered.length === 1) save(offered[0]);
+    else await offerWalks(offered, save);
   }
 
-  #ended({ kind, message }) {
-    this.#session = null;
-    this.#queue = null;
-    this.#player.stop();
-    // A refusal was logged when it came.
-    if (kind !== "failed") view.log(message, { bad: kind === "lost" });
-    if (kind === "failed") this.#failed(message);
-    if (kind === "lost") this.#lost(message);
+  #ended({ kind, message, error }) {
+    this.#watch.stop();
+    const startsNext = this.#startsNext;
+    this.#startsNext = false;
+    if (kind === "failed") this.#refused(error);
+    else if (kind === "shut") this.#shut();
+    else if (kind === "lost") this.#lost(message);
+    else view.log(message);
+    if (kind === "done" && startsNext) this.#start();
   }
 
-  #failed(message) {
+  #words(error) {
+    const { capabilities } = this.#server;
+    return refusalWords(error, { asked: this.#setup.size, capabilities });
+  }
+
+  #refused(error) {
+    const { text, size } = this.#words(error);
+    if (!size) {
+      this.#failed(text);
+      return;
+    }
+    this.#failed(text, {
+      label: `Start at ${size.width} x ${size.height}`,
+      run: () => {
+        this.#setup.size = size;
+        this.#start();
+      },
+    });
+  }
+
+  #failed(text, action = { label: "Try again", run: () => this.#start() }) {
+    this.#layout.walking = false;
     view.showState("failed");
-    view.showAlert(message, { again: "Try again" });
+    view.showAlert(text, action);
+  }
+
+  /** The socket was never opened: find out why, and try again by itself only where that helps. */
+  async #shut() {
+    if (!(await this.#server.health())) {
+      this.#lost("The server cannot be reached.");
+    } else if ((await this.#server.greet()) === "locked") {
+      if (await this.#unlock()) this.#start();
+    } else {
+      view.log(NOT_LET_IN, { bad: true });
+      this.#failed(NOT_LET_IN);
+    }
   }
 
   #lost(message) {
-    view.showState("failed", "No connection");
+    view.log(message, { bad: true });
+    view.showState("failed", { words: "No connection" });
+    const again = { label: "Reconnect", run: () => this.#start() };
+    const say = (what) => view.showAlert(`${message} ${what}`, again);
     this.#watch.start({
-      waiting: (seconds) =>
-        view.showAlert(`${message} Looking for it again in ${seconds} s.`, { again: "Reconnect" }),
-      back: () => this.#back(),
-      gaveUp: () => view.showAlert(`${message} It did not come back.`, { again: "Reconnect" }),
+      ready: () => {
+        view.log("The server is back; starting again.");
+        this.#start();
+      },
+      waiting: (health, seconds) => {
+        say(health ? `${unreadyWords(health)}.` : `Looking for it again in ${seconds} s.`);
+      },
+      gaveUp: () => say("It did not come back."),
     });
-  }
-
-  #back() {
-    view.log("The server is back; starting again.");
-    this.#start();
   }
 
   #dismiss() {
@@ -252,51 +273,21 @@ class App {
     dom.stage.focus({ preventScroll: true });
   }
 
-  #steered() {
-    view.showHeld(this.#controls.held);
-    this.#steering.update();
-  }
-
   #showPoster() {
     if (!this.#setup) return;
     dom.poster.src = this.#setup.picture.previewUrl;
-    if (!this.#session) view.showNotice("");
+    if (this.#world?.lives) return;
+    view.showNotice("");
+    view.showShape(this.#setup.size);
+    view.showLayer("poster");
   }
 
   #posterFailed() {
     if (!dom.poster.hasAttribute("src")) return;
     dom.poster.removeAttribute("src");
-    const name = this.#setup.picture.fileName ?? "this scene";
-    view.showNotice(`This browser cannot show ${name}. Start asks the server.`);
+    if (this.#world.lives) return;
+    view.showNotice(`This browser cannot show “${this.#setup.name}”. Start asks the server.`);
   }
-
-  #refresh() {
-    const bufferedSeconds = this.#session && this.#hasVideo ? this.#player.bufferedSeconds : null;
-    view.showFigures({ stats: this.#stats, fps: this.#fps, bufferedSeconds, queue: this.#queue });
-    view.showClock(this.#hasVideo ? this.#player.time : this.#stats.pixelFrames / this.#fps);
-  }
-
-  #draw() {
-    view.showCharts({
-      stats: this.#stats,
-      fps: this.#fps,
-      path: this.#path,
-      chunkFrames: CHUNK_FRAMES,
-    });
-  }
-}
-
-async function showModelName() {
-  const response = await fetch("v1/models").catch(() => null);
-  if (!response?.ok) return;
-  const name = (await response.json()).data[0]?.id ?? "";
-  // A served name is a directory unless the operator gave one; its last part says enough.
-  dom.model.textContent = name.startsWith("/") ? name.split("/").at(-1) : name;
-}
-
-function fileName() {
-  const stamp = new Date().toISOString().slice(0, 19).replaceAll(/[:T]/g, "-");
-  return `lingbot-world-${stamp}.mp4`;
 }
 
 new App();

@@ -43,6 +43,11 @@ export class Picture {
     return this.#file?.name ?? null;
   }
 
+  /** Name of the drawn scene, or null. */
+  get sceneName() {
+    return this.#scene;
+  }
+
   /** The picture as a data URL that fits into a start message. */
   async dataUrl() {
     const blob = this.#file ?? (await sceneFile(this.url, this.#scene));

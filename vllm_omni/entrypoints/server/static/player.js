@@ -1,15 +1,16 @@
-// Plays the stream as it arrives: bounded buffer, close to the live edge, recovers from stalls.
+// Plays the stream as it arrives: bounded buffer, as close to the live edge as Pace allows,
+// recovers from stalls.
 
 import { codecName, decoderConfig, initSegment } from "./fmp4.js";
+import { Pace } from "./pace.js";
 
 const TICK_MS = 200;
 const KEEP_BEHIND_S = 4;
 const TRIM_BEHIND_S = 10;
 const STALL_NUDGE_MS = 1500;
 const STALL_REBUILD_MS = 5000;
-const CATCH_UP_RATE = 1.1;
-const CATCH_UP_AFTER_S = 0.75;
-const JUMP_AFTER_S = 3;
+const JUMP_OVER_S = 2;
+const LAST_PICTURE_S = 0.02;
 const MAX_QUEUE = 64;
 
 /** The browser's Media Source class, or null (an iPhone has the managed kind only). */
@@ -22,6 +23,7 @@ export class Player {
   #callbacks;
   #fps = 16;
   #leadS = 1;
+  #pace = new Pace(1);
   #init = null;
   #source = null;
   #buffer = null;
@@ -32,10 +34,13 @@ export class Player {
   #progress = { time: -1, since: 0 };
   #timer = null;
   #needsInit = false;
+  #stale = false;
+  #watching = false;
 
   /**
    * @param {HTMLVideoElement} video
-   * @param {{unsupported: (init: ArrayBuffer) => void, stall: (text: string) => void}} callbacks
+   * @param {{unsupported: (init: ArrayBuffer) => void, opened: () => void,
+   *          stall: (text: string) => void}} callbacks; `opened`: a new timeline begins at zero
    */
   constructor(video, callbacks) {
     this.#video = video;
@@ -51,9 +56,9 @@ export class Player {
     this.#timer = setInterval(() => this.#tick(), TICK_MS);
   }
 
-  /** Drop what is buffered; the next chunk is shown at once. */
+  /** Drop what is buffered as soon as the next chunk comes, and begin anew with that. */
   restart() {
-    if (this.#init) this.#open();
+    this.#stale = true;
   }
 
   /** Show the last picture and take no more. */
@@ -61,6 +66,7 @@ export class Player {
     clearInterval(this.#timer);
     this.#timer = null;
     this.#init = null;
+    this.#stale = false;
     this.#queue = [];
     this.#waiting = [];
     this.#video.pause();
@@ -71,10 +77,12 @@ export class Player {
     const init = initSegment(bytes);
     if (init && !this.#accept(init)) return null;
     if (!this.#source) return null;
+    if (this.#stale) this.#open();
     if (this.#needsInit && !init) this.#enqueue(this.#init);
     this.#needsInit = false;
     const start = this.#framesQueued / this.#fps;
     this.#framesQueued += pixelFrames;
+    this.#pace.arrived(performance.now() / 1000, start, pixelFrames / this.#fps);
     this.#enqueue(bytes);
     return start;
   }
@@ -88,6 +96,11 @@ export class Player {
   /** Seconds that can be played without another chunk. */
   get bufferedSeconds() {
     return Math.max(0, this.#end() - this.#video.currentTime);
+  }
+
+  /** Whether every picture that came has been shown. */
+  get isDry() {
+    return this.#pace.ready && this.bufferedSeconds < LAST_PICTURE_S + 1 / this.#fps;
   }
 
   get time() {
@@ -108,12 +121,16 @@ export class Player {
   }
 
   #open() {
+    this.#callbacks.opened();
     this.#close();
     const source = new (mediaSourceClass())();
     this.#source = source;
     this.#needsInit = true;
+    this.#stale = false;
     this.#framesQueued = 0;
+    this.#pace = new Pace(this.#leadS);
     this.#progress = { time: -1, since: performance.now() };
+    this.#video.pause();
     this.#video.disableRemotePlayback = true;
     this.#url = URL.createObjectURL(source);
     this.#video.src = this.#url;
@@ -153,13 +170,15 @@ export class Player {
     if (!this.#buffer || this.#buffer.updating || this.#source.readyState !== "open") return;
     if (this.#trim()) return;
     const bytes = this.#queue.shift();
-    if (!bytes) return;
+    if (!bytes) {
+      this.#play();
+      return;
+    }
     try {
       this.#buffer.appendBuffer(bytes);
     } catch (error) {
       this.#appendFailed(error, bytes);
     }
-    this.#play();
   }
 
   #appendFailed(error, bytes) {
@@ -179,7 +198,7 @@ export class Player {
   }
 
   #play() {
-    if (this.#video.paused) this.#video.play().catch(() => {});
+    if (this.#timer && this.#pace.ready && this.#video.paused) this.#video.play().catch(() => {});
   }
 
   #end() {
@@ -190,23 +209,27 @@ export class Player {
   #tick() {
     if (!this.#source || !this.#video.buffered.length) return;
     this.#pump();
-    this.#followEdge();
+    this.#keepPace();
     this.#watchStall();
   }
 
-  #followEdge() {
+  #keepPace() {
     const video = this.#video;
+    const now = performance.now() / 1000;
     const start = video.buffered.start(0);
-    const ahead = this.bufferedSeconds - this.#leadS;
     if (video.currentTime < start) video.currentTime = start;
-    else if (ahead > JUMP_AFTER_S) video.currentTime = this.#end() - Math.max(this.#leadS, 0.25);
-    video.playbackRate = ahead > CATCH_UP_AFTER_S ? CATCH_UP_RATE : 1;
+    else if (this.#pace.surplus(now, video.currentTime) > JUMP_OVER_S) {
+      video.currentTime = this.#end() - Math.max(this.#leadS, 0.25);
+    }
+    const rate = this.#pace.rate(now, video.currentTime);
+    if (video.playbackRate !== rate) video.playbackRate = rate;
   }
 
   #watchStall() {
     const now = performance.now();
     const time = this.#video.currentTime;
-    if (time !== this.#progress.time || this.bufferedSeconds < 0.3 || document.hidden) {
+    const waits = this.bufferedSeconds < 0.3 || document.hidden || !this.#pace.ready;
+    if (time !== this.#progress.time || waits) {
       this.#progress = { time, since: now };
       return;
     }
@@ -223,11 +246,14 @@ export class Player {
   }
 
   #watchFrames() {
+    if (this.#watching) return;
+    this.#watching = true;
     const look = (mediaTime) => {
       const due = this.#waiting.filter((entry) => mediaTime >= entry.mediaTime - 0.001);
       this.#waiting = this.#waiting.filter((entry) => !due.includes(entry));
       for (const entry of due) entry.callback();
-      if (this.#waiting.length) this.#nextFrame(look);
+      this.#watching = this.#waiting.length > 0;
+      if (this.#watching) this.#nextFrame(look);
     };
     this.#nextFrame(look);
   }

@@ -16,8 +16,9 @@ export function socketUrl(path) {
  * States: connecting, queued, starting, running, stopping, ended.
  *
  * Callbacks: state(name), queued(position), started(message), chunk(metadata, bytes),
- * interaction(eventId, status), reset(), refused(message), ended({kind, message}) with kind
- * `done`, `failed` (the server said why) or `lost` (the connection broke).
+ * interaction(eventId, status, error), reset(), refused(error), ended({kind, message, error}) with
+ * kind `done`, `failed` (the server said why), `lost` (the connection broke) or `shut` (there never
+ * was one).
  */
 export class Session {
   #socket;
@@ -26,14 +27,19 @@ export class Session {
   #lastError = null;
   #lastHeard = performance.now();
   #timer = null;
-  #events = 0;
+  #events = { camera: 0, prompt: 0 };
+  #connected = false;
   state = "connecting";
 
-  constructor(url, start, callbacks) {
+  /** @param {string[]} subprotocols what lets the socket in */
+  constructor(url, subprotocols, start, callbacks) {
     this.#callbacks = callbacks;
-    this.#socket = new WebSocket(url);
+    this.#socket = new WebSocket(url, subprotocols);
     this.#socket.binaryType = "arraybuffer";
-    this.#socket.onopen = () => this.#socket.send(encode("session.start", start));
+    this.#socket.onopen = () => {
+      this.#connected = true;
+      this.#socket.send(encode("session.start", start));
+    };
     this.#socket.onmessage = ({ data }) => this.#heard(data);
     this.#socket.onclose = () => this.#closed();
     this.#timer = setInterval(() => this.#keepAlive(), PING_MS);
@@ -72,8 +78,8 @@ export class Session {
 
   #interact(kind, message) {
     if (!this.open) return null;
-    this.#events += 1;
-    const id = `${kind}-${this.#events}`;
+    this.#events[kind] += 1;
+    const id = `${kind}-${this.#events[kind]}`;
     this.#socket.send(message(id));
     return id;
   }
@@ -131,7 +137,7 @@ export class Session {
 
   #refused(message) {
     if (message.event_id) {
-      this.#callbacks.interaction(message.event_id, "refused", message.message);
+      this.#callbacks.interaction(message.event_id, "refused", message);
       return;
     }
     this.#lastError = message;
@@ -144,7 +150,8 @@ export class Session {
 
   #closed() {
     const error = this.#lastError;
-    if (error) this.#end({ kind: "failed", message: error.message, code: error.code });
+    if (error) this.#end({ kind: "failed", message: error.message, error });
+    else if (!this.#connected) this.#end({ kind: "shut", message: "No connection." });
     else this.#end({ kind: "lost", message: "The connection to the server was lost." });
   }
 

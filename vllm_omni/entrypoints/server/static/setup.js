@@ -1,51 +1,66 @@
 // The form before the start: picture, prompt, size, seed; and what of it goes into a message.
 
 import { Picture } from "./picture.js";
-import { pickCapabilities } from "./protocol.js";
 import { dom } from "./view.js";
 
-const OWN_PICTURE = "Choose or drop a picture";
+const OWN_PICTURE = "Your own picture";
+const OWN_PROMPT = "Say what your picture shows.";
 
 export class Setup {
-  #startedWith = { url: null };
-  #promptTouched = false;
+  #startedWith = null;
+  #prompts = new Map();
+  #chosen;
 
-  /** @param {() => void} pictureChanged */
-  constructor(pictureChanged) {
-    this.picture = new Picture(pictureChanged);
+  /**
+   * @param {{pictureChanged: () => void, sceneChosen: () => void, fileChosen: () => void}} callbacks
+   */
+  constructor(callbacks) {
+    this.#chosen = callbacks;
+    this.picture = new Picture(() => callbacks.pictureChanged());
     this.#listen();
-    this.#useScene();
+    this.#useScene(dom.pictures.querySelector("[data-scene]"));
   }
 
-  /** Numbers of the form. */
   get size() {
     return { width: Number(dom.width.value), height: Number(dom.height.value) };
+  }
+
+  set size({ width, height }) {
+    dom.width.value = width;
+    dom.height.value = height;
+    this.#sizeChanged();
   }
 
   get fps() {
     return Number(dom.fps.value);
   }
 
-  get leadMs() {
-    return Number(dom.lead.value);
+  /** What to call the world. */
+  get name() {
+    const { fileName, sceneName } = this.picture;
+    return fileName ?? this.#tile(sceneName).textContent.trim();
   }
 
-  /** Take the server's defaults where the viewer has not chosen yet. */
-  async loadDefaults() {
-    const response = await fetch("v1/realtime/capabilities").catch(() => null);
-    if (!response?.ok) return;
-    const { width, height, native_fps: fps } = pickCapabilities(await response.json());
-    if (width && height) {
-      dom.width.value = width;
-      dom.height.value = height;
-    }
+  /** Whether the form can be sent. */
+  get complete() {
+    return dom.setup.checkValidity();
+  }
+
+  /** Show what the form still needs. */
+  askForMissing() {
+    dom.setup.querySelector(":invalid:not(fieldset)")?.closest("details")?.setAttribute("open", "");
+    dom.setup.reportValidity();
+  }
+
+  /** Take the server's defaults. */
+  takeDefaults({ width, height, native_fps: fps }) {
     if (fps) dom.fps.value = fps;
-    this.#sizeChanged();
+    if (width && height) this.size = { width, height };
   }
 
   /** Fields of `session.start`. */
   async startFields() {
-    this.#startedWith = { url: this.picture.url };
+    this.#startedWith = this.picture.url;
     return {
       format: "m4s",
       prompt: dom.prompt.value,
@@ -55,25 +70,29 @@ export class Setup {
       seed: Number(dom.seed.value),
       queue: true,
       unbounded: true,
-      max_lead_ms: this.leadMs,
+      max_lead_ms: Number(dom.lead.value),
     };
   }
 
   /** Fields of `session.reset`; the picture only if it is another one. */
   async resetFields() {
     const fields = { prompt: dom.prompt.value, seed: Number(dom.seed.value) };
-    if (this.picture.url === this.#startedWith.url) return fields;
-    this.#startedWith = { url: this.picture.url };
+    if (this.picture.url === this.#startedWith) return fields;
+    this.#startedWith = this.picture.url;
     return { ...fields, image_reference: { image_url: await this.picture.dataUrl() } };
   }
 
   #listen() {
+    // What somebody writes belongs to the picture that it was written for.
     dom.prompt.addEventListener("input", () => {
-      this.#promptTouched = true;
+      this.#prompts.set(this.#promptKey, dom.prompt.value);
     });
-    dom.pictures.addEventListener("change", ({ target }) => {
-      if (target.name === "picture") this.#useScene();
-    });
+    for (const tile of dom.pictures.querySelectorAll("[data-scene]")) {
+      tile.addEventListener("click", () => {
+        this.#useScene(tile);
+        this.#chosen.sceneChosen();
+      });
+    }
     dom.file.addEventListener("change", () => this.#useFile(dom.file.files[0]));
     for (const input of [dom.width, dom.height]) {
       input.addEventListener("change", () => this.#sizeChanged());
@@ -97,27 +116,52 @@ export class Setup {
     });
   }
 
-  #useScene() {
-    const chosen = dom.pictures.querySelector('[name="picture"]:checked');
-    if (!this.#promptTouched) dom.prompt.value = chosen.dataset.prompt;
-    this.picture.useScene(chosen.value, this.size);
-    this.#showOwn(null);
+  get #promptKey() {
+    return this.picture.sceneName ?? this.picture.url;
+  }
+
+  #tile(scene) {
+    return dom.pictures.querySelector(`[data-scene="${scene}"]`);
+  }
+
+  #useScene(tile) {
+    this.picture.useScene(tile.dataset.scene, this.size);
+    dom.prompt.value = this.#prompts.get(this.#promptKey) ?? tile.dataset.prompt;
+    dom.prompt.placeholder = "";
+    this.#mark(tile);
   }
 
   #useFile(file) {
     if (!file) return;
-    for (const radio of dom.pictures.querySelectorAll('[name="picture"]')) radio.checked = false;
     this.picture.useFile(file);
-    this.#showOwn(file.name);
+    dom.ownName.textContent = file.name;
+    dom.ownThumb.src = this.picture.url;
+    dom.ownThumb.hidden = false;
+    dom.ownThumb.onerror = () => {
+      dom.ownThumb.hidden = true;
+    };
+    // The same file can be chosen once more.
+    dom.file.value = "";
+    dom.prompt.value = "";
+    dom.prompt.placeholder = OWN_PROMPT;
+    this.#mark(dom.own);
+    this.#chosen.fileChosen();
+    dom.prompt.focus();
   }
 
-  #showOwn(name) {
-    dom.own.classList.toggle("chosen", name !== null);
-    dom.ownName.textContent = name ?? OWN_PICTURE;
+  #mark(chosen) {
+    for (const tile of dom.pictures.querySelectorAll(".tile")) {
+      tile.classList.toggle("chosen", tile === chosen);
+    }
+    if (chosen === dom.own) return;
+    dom.ownName.textContent = OWN_PICTURE;
+    dom.ownThumb.hidden = true;
   }
 
   #sizeChanged() {
     if (!dom.width.validity.valid || !dom.height.validity.valid) return;
-    if (dom.pictures.querySelector('[name="picture"]:checked')) this.#useScene();
+    const { sceneName } = this.picture;
+    if (sceneName) this.picture.useScene(sceneName, this.size);
+    else this.#chosen.pictureChanged();
   }
 }

@@ -17,23 +17,20 @@ export class Stats {
     this.lateChunks = 0;
     this.#startedAt = null;
     this.#lastAt = null;
-    this.#playedUntil = null;
   }
 
   #startedAt;
   #lastAt;
-  #playedUntil;
 
   /** The clock of the first chunk starts now. */
   begin(now) {
     this.#startedAt = now;
   }
 
-  /** A chunk has arrived. */
-  chunk(now, pixelFrames, fps) {
+  /** A chunk has arrived; late, if every picture before it had been shown. */
+  chunk(now, pixelFrames, { fps, late }) {
     if (this.#lastAt === null) this.firstChunkMs = now - this.#startedAt;
-    else this.#interval(now, pixelFrames, fps);
-    this.#playedUntil = Math.max(now, this.#playedUntil ?? now) + (1000 * pixelFrames) / fps;
+    else this.#interval(now, pixelFrames, { fps, late });
     this.#lastAt = now;
     this.chunks += 1;
     this.pixelFrames += pixelFrames;
@@ -62,9 +59,7 @@ export class Stats {
     return sorted.length ? sorted[Math.floor(sorted.length / 2)] : null;
   }
 
-  #interval(now, pixelFrames, fps) {
-    // Late: what had arrived before would have been played to its end.
-    const late = now > this.#playedUntil;
+  #interval(now, pixelFrames, { fps, late }) {
     const entry = { ms: now - this.#lastAt, deadlineMs: (1000 * pixelFrames) / fps, pixelFrames, late };
     if (late) this.lateChunks += 1;
     this.intervals = [...this.intervals.slice(1 - KEPT), entry];

@@ -1,6 +1,6 @@
-// Sends the camera's velocity whenever it changes, and measures how long it takes to be seen.
+// Sends the camera's velocity whenever it changes, and follows each one until it is on the screen.
 
-import { latentFrameInChunk, pixelFramesBefore } from "./camera_path.js";
+import { forgetUpTo, latentFrameInChunk, pixelFramesBefore } from "./camera_path.js";
 import { velocityOf } from "./motion.js";
 
 const RETRY_MS = 250;
@@ -11,7 +11,7 @@ export class Steering {
   #path;
   #session = null;
   #sent = REST;
-  #sentAt = new Map();
+  #onTheWay = new Map();
 
   constructor(controls, path) {
     this.#controls = controls;
@@ -22,7 +22,7 @@ export class Steering {
   attach(session) {
     this.#session = session;
     this.#sent = REST;
-    this.#sentAt.clear();
+    this.#onTheWay.clear();
     this.update();
   }
 
@@ -33,36 +33,50 @@ export class Steering {
     this.update();
   }
 
+  /** Directions that were asked for and are not on the screen yet. */
+  get onTheWay() {
+    return [...this.#onTheWay.values()].map(({ axes }) => axes);
+  }
+
   /** Send the velocity of what is held now, if it is not what was sent last. */
   update() {
-    const velocity = velocityOf(this.#controls.axes, this.#path.pose.pitch);
+    const { axes } = this.#controls;
+    const velocity = velocityOf(axes, this.#path.pose.pitch);
     const text = JSON.stringify(velocity);
     if (text === this.#sent) return;
     const id = this.#session?.camera(velocity) ?? null;
     if (id === null) return;
     this.#sent = text;
     this.#path.sent(id, velocity);
-    this.#sentAt.set(id, performance.now());
+    this.#onTheWay.set(id, { axes, sentAt: performance.now() });
   }
 
-  /** The server did not take a camera event: send the present state again. */
+  /** The server did not take a camera event: send the present state again. Returns whether it was one. */
   refused(eventId) {
-    if (!this.#sentAt.delete(eventId)) return;
+    if (!this.#onTheWay.delete(eventId)) return false;
+    this.#path.forget(eventId);
     this.#sent = null;
     setTimeout(() => this.update(), RETRY_MS);
+    return true;
   }
 
-  /** Follow a chunk; calls `due(pixelFrame, sentAt)` for the newest event that it shows. */
-  chunk(metadata, due) {
-    this.#path.chunk(metadata);
-    const started = (metadata.started_event_ids ?? []).filter((id) => this.#sentAt.has(id));
-    const newest = started.at(-1);
-    if (newest) {
-      const latentFrame = latentFrameInChunk(metadata, newest);
-      due(pixelFramesBefore(latentFrame, metadata.num_frames), this.#sentAt.get(newest));
-    }
-    for (const id of started) this.#sentAt.delete(id);
-    // The velocity of a turn depends on how far the camera looks up, which has just changed.
-    this.update();
+  /** Events that this chunk shows: `{id, pixelFrame, sentAt}`, the newest last. */
+  shownBy(metadata) {
+    const started = (metadata.started_event_ids ?? []).filter((id) => this.#onTheWay.has(id));
+    return started.map((id) => ({
+      id,
+      pixelFrame: pixelFramesBefore(latentFrameInChunk(metadata, id), metadata.num_frames),
+      sentAt: this.#onTheWay.get(id).sentAt,
+    }));
+  }
+
+  /** An event is on the screen, and with it all that were sent before. */
+  seen(eventId) {
+    if (this.#onTheWay.has(eventId)) forgetUpTo(this.#onTheWay, eventId);
+  }
+
+  /** Whatever was on its way to the screen is there, or never will be. */
+  allSeen() {
+    this.#onTheWay.clear();
   }
 }

@@ -1,58 +1,76 @@
 // Writes to the page: every element is looked up once, here, and every text is set as text.
 
-import { drawIntervals, drawPath } from "./charts.js";
-
 const STATES = {
   idle: "Ready",
   connecting: "Connecting",
   queued: "Waiting in line",
-  starting: "First chunk on its way",
+  starting: "First pictures on their way",
   running: "Running",
   stopping: "Stopping at the next chunk",
   failed: "Not running",
+  loading: "The model is loading",
 };
 const STEPS = ["queued", "started", "completed"];
 const LOG_LINES = 200;
-const NONE = "–";
 
 const element = (id) => document.getElementById(id);
 
 export const dom = Object.fromEntries(
   [
-    "alert", "change", "clock", "dismiss", "file", "fps", "height", "intervals", "lead", "log",
-    "look", "model", "move", "next-prompt", "notice", "own", "own-name", "path", "pictures",
-    "poster", "prompt", "reconnect", "reset", "save", "seed", "send-prompt", "stage", "start",
-    "status", "steps", "still", "stop", "transition", "veil", "video", "width", "world",
+    "again", "alert", "ask", "ask-no", "ask-text", "ask-yes", "change", "clock", "dismiss", "file",
+    "fps", "full", "height", "intervals", "key", "key-dialog", "key-no", "key-text", "lead", "live",
+    "live-toggle", "log", "model", "next-prompt", "notice", "own", "own-name", "own-thumb", "path",
+    "pictures", "pose", "poster", "progress", "prompt", "reset", "save", "scene", "seed",
+    "send-prompt", "settings", "setup", "stage", "start", "status", "steps", "still", "stop", "transition",
+    "veil", "video", "walks", "walks-dialog", "walks-no", "width", "setup-toggle",
   ].map((id) => [id.replaceAll(/-(.)/g, (_, letter) => letter.toUpperCase()), element(id)]),
 );
 
-/** Show the state in words and enable what makes sense in it. */
-export function showState(state, detail = "") {
+/** Show the state in words and offer what makes sense in it. */
+export function showState(state, { words = "", progress = null } = {}) {
   const live = state === "starting" || state === "running";
-  const busy = live || ["connecting", "queued", "stopping"].includes(state);
+  const coming = state === "connecting" || state === "queued";
+  const busy = live || coming || state === "stopping";
+  const text = words || STATES[state];
   dom.status.dataset.state = state;
-  dom.status.lastElementChild.textContent = detail || STATES[state];
-  dom.start.disabled = busy;
-  dom.stop.disabled = !busy || state === "stopping";
+  if (dom.status.lastElementChild.textContent !== text) {
+    dom.status.lastElementChild.textContent = text;
+  }
+  dom.start.hidden = busy;
+  for (const control of [dom.stop, dom.reset]) control.hidden = !live && !coming;
   for (const control of [dom.reset, dom.nextPrompt, dom.transition, dom.sendPrompt]) {
     control.disabled = !live;
   }
-  dom.stage.classList.toggle("idle", !busy);
-  const waiting = ["connecting", "queued", "starting"].includes(state);
-  showVeil(waiting ? detail || STATES[state] : "");
+  // They hold for a whole session.
+  dom.settings.disabled = busy;
+  showVeil(coming || state === "starting" ? text : "", progress);
 }
 
 /** Cover the picture with a waiting sign, or uncover it. */
-export function showVeil(text) {
+export function showVeil(text, progress = null) {
   dom.veil.hidden = !text;
-  const words = document.createElement("span");
-  words.textContent = text;
-  dom.veil.lastElementChild.replaceWith(words);
+  dom.veil.querySelector("p").textContent = text;
+  dom.progress.hidden = progress === null;
+  if (progress !== null) dom.progress.value = progress;
 }
 
 /** Show one of the three layers: `poster`, `video` or `still`. */
 export function showLayer(layer) {
   for (const name of ["poster", "video", "still"]) dom[name].hidden = name !== layer;
+}
+
+/** Give the picture its shape. */
+export function showShape({ width, height }) {
+  dom.scene.style.setProperty("--ratio", String(width / height));
+}
+
+/** Keep the present picture of the video on the screen while another video begins. */
+export function freeze() {
+  if (dom.video.hidden || !dom.video.videoWidth) return;
+  dom.still.width = dom.video.videoWidth;
+  dom.still.height = dom.video.videoHeight;
+  dom.still.getContext("2d").drawImage(dom.video, 0, 0);
+  showLayer("still");
 }
 
 /** Say something at the bottom of the picture; nothing hides it. */
@@ -61,12 +79,13 @@ export function showNotice(text) {
   dom.notice.textContent = text;
 }
 
-/** Say in words what went wrong; `again` names a button for another try. */
-export function showAlert(text, { again = null } = {}) {
+/** Say in words what went wrong; `action` is {label, run} of a button for what helps. */
+export function showAlert(text, action = null) {
   dom.alert.hidden = false;
   dom.alert.firstElementChild.textContent = text;
-  dom.reconnect.hidden = again === null;
-  dom.reconnect.textContent = again ?? "";
+  dom.again.hidden = action === null;
+  dom.again.textContent = action?.label ?? "";
+  dom.again.onclick = action?.run ?? null;
 }
 
 export function hideAlert() {
@@ -76,16 +95,18 @@ export function hideAlert() {
 /** Mark the steps of the newest prompt up to this one; null clears, "refused" marks a refusal. */
 export function showPromptStep(step) {
   const reached = STEPS.indexOf(step);
+  dom.steps.hidden = step === null;
   dom.steps.classList.toggle("refused", step === "refused");
   for (const item of dom.steps.children) {
     item.classList.toggle("reached", STEPS.indexOf(item.dataset.step) <= reached);
   }
 }
 
-/** Mark the held keys on the pads. */
-export function showHeld(held) {
+/** Mark the pads' buttons that are held, and those whose effect is still on its way. */
+export function showPads(held, coming) {
   for (const button of document.querySelectorAll(".pad [data-key]")) {
     button.classList.toggle("held", held.has(button.dataset.key));
+    button.classList.toggle("coming", coming.has(button.dataset.key));
   }
 }
 
@@ -104,50 +125,14 @@ export function log(text, { bad = false } = {}) {
   if (follow) dom.log.scrollTop = dom.log.scrollHeight;
 }
 
-/** Fill the live panel. */
-export function showFigures({ stats, fps, bufferedSeconds, queue }) {
-  figure("rate", stats.rate, (rate) => [rate.toFixed(1), `of ${tidy(fps)} fps`]);
-  figure("delay", stats.delayMs, (ms) => [Math.round(ms), "ms"]);
-  figure("first", stats.firstChunkMs, (ms) => [(ms / 1000).toFixed(2), "s"]);
-  figure("buffered", bufferedSeconds, (seconds) => [seconds.toFixed(1), "s"]);
-  figure("chunks", stats.chunks || null, (n) => [n, late(stats.lateChunks)]);
-  figure("queue", queue, (position) => [position, position === 1 ? "you are next" : "in line"]);
-  const interval = stats.intervalMs;
-  element("interval").textContent = interval === null ? NONE : `${Math.round(interval)} ms`;
+/** Seconds as minutes and seconds, with so many decimals. */
+export function durationWords(seconds, decimals = 0) {
+  const whole = Math.floor(seconds * 10 ** decimals) / 10 ** decimals;
+  const rest = (whole % 60).toFixed(decimals).padStart(decimals ? decimals + 3 : 2, "0");
+  return `${Math.floor(whole / 60)}:${rest}`;
 }
 
-/** Redraw both charts. */
-export function showCharts({ stats, fps, path, chunkFrames }) {
-  drawIntervals(dom.intervals, stats.intervals, (1000 * chunkFrames) / fps);
-  drawPath(dom.path, path.points, path.pose);
-  const degrees = (radians) => Math.round((radians * 180) / Math.PI);
-  const { heading, pitch } = path.pose;
-  element("pose").textContent = `heading ${degrees(heading)}°, pitch ${degrees(pitch)}°`;
-}
-
-/** Seconds as minutes and seconds with one decimal. */
+/** Seconds of the world that were shown. */
 export function showClock(seconds) {
-  const rest = (seconds % 60).toFixed(1).padStart(4, "0");
-  dom.clock.textContent = `${Math.floor(seconds / 60)}:${rest}`;
-}
-
-function figure(id, value, texts) {
-  const target = element(id);
-  if (value === null || value === undefined) {
-    target.textContent = NONE;
-    return;
-  }
-  const [number, unit] = texts(value);
-  const [figures, small] = ["b", "small"].map((name) => document.createElement(name));
-  figures.textContent = number;
-  small.textContent = unit;
-  target.replaceChildren(figures, " ", small);
-}
-
-function late(count) {
-  return count ? `${count} late` : "none late";
-}
-
-function tidy(value) {
-  return Number.isInteger(value) ? value : value.toFixed(2);
+  dom.clock.textContent = durationWords(seconds, 1);
 }

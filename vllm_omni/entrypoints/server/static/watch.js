@@ -1,35 +1,46 @@
-// Waits for a server that has gone, with growing pauses, and says when it is back.
+// Asks a server that is gone or not ready, with growing pauses, until it is ready.
 
 const FIRST_PAUSE_MS = 1000;
 const LONGEST_PAUSE_MS = 8000;
 const GIVE_UP_MS = 15 * 60_000;
 
 export class ServerWatch {
+  #server;
   #timer = null;
 
-  /** Ask until the server is ready; `waiting(seconds)` before each pause. */
-  start({ waiting, back, gaveUp }) {
+  constructor(server) {
+    this.#server = server;
+  }
+
+  /**
+   * Ask until the server is ready: `waiting(health, seconds)` before each pause, with health null
+   * while nobody answers; `gaveUp()` after a quarter of an hour of that.
+   */
+  start({ ready, waiting, gaveUp }) {
     this.stop();
-    const begun = performance.now();
-    const look = async (pause) => {
-      if (await ready()) back();
-      else if (performance.now() - begun > GIVE_UP_MS) gaveUp();
-      else next(pause);
+    const token = (this.#timer = {});
+    const look = async (pause, silentSince) => {
+      const health = await this.#server.health();
+      if (this.#timer !== token) return;
+      const since = health ? performance.now() : silentSince;
+      if (health?.ready) {
+        this.stop();
+        ready();
+      } else if (performance.now() - since > GIVE_UP_MS) {
+        this.stop();
+        gaveUp();
+      } else {
+        // One that answers is asked often: its progress is shown.
+        const wait = health ? FIRST_PAUSE_MS : pause;
+        waiting(health, Math.round(wait / 1000));
+        token.timeout = setTimeout(() => look(Math.min(2 * wait, LONGEST_PAUSE_MS), since), wait);
+      }
     };
-    const next = (pause) => {
-      waiting(Math.round(pause / 1000));
-      this.#timer = setTimeout(() => look(Math.min(2 * pause, LONGEST_PAUSE_MS)), pause);
-    };
-    next(FIRST_PAUSE_MS);
+    look(FIRST_PAUSE_MS, performance.now());
   }
 
   stop() {
-    clearTimeout(this.#timer);
+    clearTimeout(this.#timer?.timeout);
     this.#timer = null;
   }
-}
-
-async function ready() {
-  const response = await fetch("health", { cache: "no-store" }).catch(() => null);
-  return Boolean(response?.ok);
 }
