@@ -83,7 +83,7 @@ class World:
     stopped: bool = False
 
     def restart(self) -> None:
-        """Begin again from chunk 0, as the engine does: what waits for it is gone, at its own pace."""
+        """Begin again from chunk 0, at a pace of its own; what waited for a chunk is gone."""
         self.reset_asked, self.chunk_index, self.frames_of_world = False, 0, 0
         self.pending.clear()
 

@@ -25,7 +25,12 @@ KEY_EVERY_MS = 1830
 """Not a multiple of a chunk, so that keys fall on all parts of one."""
 SETTLE_MS = 8000
 SPY = """
-window.seen = { keys: [], chunks: [], frames: [], clicked: null };
+window.seen = { keys: [], chunks: [], frames: [], clicked: null, slip: 0 };
+let due = Infinity;
+setInterval(() => {
+  seen.slip = Math.max(seen.slip, performance.now() - due);
+  due = performance.now() + 50;
+}, 50);
 addEventListener("keydown", (event) => {
   if (!event.repeat) seen.keys.push(performance.now());
 }, true);
@@ -61,12 +66,17 @@ SCRIPTS = {
 
 @dataclass(frozen=True)
 class Figures:
-    """What one walk showed; times in milliseconds."""
+    """What one walk showed; times in milliseconds.
+
+    Attributes:
+        slip_ms: most that a timer of the page came too late, as on a busy machine.
+    """
 
     moving_ms: float
     key_to_picture_ms: list[float]
     gaps_ms: list[float]
     left_ms: list[float]
+    slip_ms: float
 
     def line(self) -> str:
         """The figures in one line."""
@@ -79,6 +89,7 @@ class Figures:
             f"stalls {len(stalls)}, {sum(stalls):.0f} ms",
             f"gaps P50 {statistics.median(gaps):.0f} P99 {p99:.0f} max {gaps[-1]:.0f}",
             f"left before a chunk {statistics.median(self.left_ms):.0f}",
+            f"slip {self.slip_ms:.0f}",
         ])  # fmt: skip
 
 
@@ -88,6 +99,7 @@ def measure(page: Page, *, lead_ms: int, keys: int = KEYS, settle_ms: int = SETT
     page.click("#start")
     page.wait_for_function("() => document.getElementById('video').currentTime > 1")
     page.wait_for_timeout(settle_ms)
+    page.evaluate("() => { seen.slip = 0; }")
     for _ in range(keys):
         page.keyboard.down("KeyW")
         page.wait_for_timeout(KEY_EVERY_MS / 2)
@@ -113,7 +125,7 @@ def _figures(seen: dict) -> Figures:
             left.append(1000 * (media - playing[-1]["media"]))
         before += chunk["frames"]
     gaps = [after - at for at, after in itertools.pairwise(shown)]
-    return Figures(shown[0] - seen["clicked"], delays, gaps, left[-KEYS:])
+    return Figures(shown[0] - seen["clicked"], delays, gaps, left[-KEYS:], seen["slip"])
 
 
 def main() -> None:

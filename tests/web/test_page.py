@@ -46,8 +46,15 @@ def test_nothing_moves_by_itself(visit):
     visit.page.evaluate(
         """() => {
           window.shift = 0;
+          window.shifted = [];
           new PerformanceObserver((list) => {
-            for (const entry of list.getEntries()) window.shift += entry.value;
+            for (const entry of list.getEntries()) {
+              window.shift += entry.value;
+              for (const { node, previousRect: a, currentRect: b } of entry.sources) {
+                window.shifted.push(`${node?.id || node?.className} ${a.x},${a.y} ${a.width}x`
+                  + `${a.height} to ${b.x},${b.y} ${b.width}x${b.height}`);
+              }
+            }
           }).observe({ type: "layout-shift", buffered: true });
         }"""
     )
@@ -56,7 +63,7 @@ def test_nothing_moves_by_itself(visit):
     visit.wait("document.getElementById('poster').naturalWidth > 0")
     visit.screenshot("web-idle")
     # The picture takes the shape of the server's worlds, 16 : 9 here, once that is known.
-    assert visit.page.evaluate("window.shift") < 0.005
+    assert visit.page.evaluate("window.shift") < 0.005, visit.page.evaluate("window.shifted")
     visit.start()
     visit.page.wait_for_timeout(300)
     while_walking = visit.page.evaluate("window.shift")

@@ -138,7 +138,8 @@ export class Player {
   }
 
   #attach(source) {
-    if (source !== this.#source) return;
+    // The world may have ended before the source was open.
+    if (source !== this.#source || !this.#init) return;
     const buffer = source.addSourceBuffer(
       `video/mp4; codecs="${codecName(decoderConfig(this.#init))}"`,
     );
