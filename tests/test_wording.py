@@ -92,7 +92,7 @@ def found(model, values):
         ({"items": [1, 2, 3, 4]}, "items", "must have at most 3 items, got [1, 2, 3, 4]"),
         ({"items": [1, "a"]}, "items.1", 'must be an integer, got "a"'),
         ({"count": 13}, "", "count 13 and mode off do not go together"),
-        (3, "", "must be a mapping of names to values"),
+        (3, "", "must be a mapping of names to values, got 3"),
     ],
 )
 def test_the_text_of_each_kind_of_problem(values, name, text):

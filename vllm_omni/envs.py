@@ -1,50 +1,111 @@
-"""The only reader of the process environment: typed, strict, evaluated on call."""
+"""The only reader of the process environment.
+
+Each variable is declared once, with its default and what it does, and is called for its value.
+:func:`check` reads all of them at start-up.
+"""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from vllm_omni.errors import ConfigError
+
+Value = TypeVar("Value")
 
 _VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+_TRUTH = {
+    "1": True, "true": True, "yes": True, "on": True,
+    "0": False, "false": False, "no": False, "off": False,
+}  # fmt: skip
 
 
-def action_root() -> str | None:
-    """Trusted root of recorded camera paths, when the deploy file names none."""
-    return os.environ.get("VLLM_OMNI_LINGBOT_ACTION_ROOT") or None
+def _true_or_false(text: str) -> bool:
+    if text.lower() not in _TRUTH:
+        *others, last = _TRUTH
+        raise ValueError(f"must be {', '.join(others)} or {last} in any case")
+    return _TRUTH[text.lower()]
 
 
-def api_key() -> str | None:
-    """Key that requests must carry, when the command line names none."""
-    return os.environ.get("VLLM_API_KEY") or None
+def _at_least_one(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise ValueError("must be an integer of at least 1")
+    return int(text)
 
 
-def max_image_pixels() -> int | None:
-    """Pixel limit for pictures given by a client, in addition to the model's own."""
-    return _positive_int("VLLM_MAX_IMAGE_PIXELS")
+@dataclass(frozen=True, slots=True)
+class Variable(Generic[Value]):
+    """A variable of the environment; a call reads it, and an empty one counts as not set.
+
+    Attributes:
+        parse: its text to its value, or a ``ValueError`` that says what is allowed.
+    """
+
+    name: str
+    parse: Callable[[str], Value]
+    default: Value
+    help: str
+
+    def __call__(self) -> Value:
+        """The value now.
+
+        Raises:
+            ConfigError: naming the variable, what is allowed and what it is.
+        """
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{self.name}: {error}, got {text!r}") from None
 
 
-def media_url_allow_redirects() -> bool:
-    """Whether a picture URL may redirect."""
-    return os.environ.get("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "1") not in {"0", "false", "False"}
+action_root: Variable[str | None] = Variable(
+    "VLLM_OMNI_LINGBOT_ACTION_ROOT", str, None,
+    "trusted root of recorded camera paths, where model_config.lingbot_action_root is not set",
+)  # fmt: skip
+api_key: Variable[str | None] = Variable(
+    "VLLM_API_KEY", str, None, "key that requests must carry, where --api-key is not typed"
+)
+max_image_pixels: Variable[int | None] = Variable(
+    "VLLM_MAX_IMAGE_PIXELS", _at_least_one, None,
+    "pixels of a picture that a client gives, where that is below the model's own limit",
+)  # fmt: skip
+media_url_allow_redirects = Variable(
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS", _true_or_false, default=True,
+    help="whether the URL of a picture may redirect",
+)  # fmt: skip
+video_sync_timeout_s = Variable(
+    "VLLM_OMNI_VIDEO_SYNC_TIMEOUT", _at_least_one, 600,
+    "seconds that `POST /v1/videos/sync` waits for its video",
+)  # fmt: skip
+storage_path = Variable(
+    "VLLM_OMNI_SERVER_STORAGE__PATH", str, "/tmp/storage", "folder of the finished videos of jobs"
+)
+
+VARIABLES = (
+    action_root, api_key, max_image_pixels, media_url_allow_redirects, video_sync_timeout_s,
+    storage_path,
+)  # fmt: skip
+"""All variables that set something."""
 
 
-def video_sync_timeout_s() -> int:
-    """Seconds that ``POST /v1/videos/sync`` waits for its video."""
-    return _positive_int("VLLM_OMNI_VIDEO_SYNC_TIMEOUT") or 600
+def check() -> None:
+    """Read every variable once, before anything starts.
 
-
-def storage_path() -> str:
-    """Directory of finished videos of the ``/v1/videos`` job family."""
-    return os.environ.get("VLLM_OMNI_SERVER_STORAGE__PATH") or "/tmp/storage"
-
-
-def golden_dir() -> str | None:
-    """Directory of the full golden arrays, for tests."""
-    return os.environ.get("LINGBOT_GOLDEN_DIR") or None
-
-
-def master_port() -> int | None:
-    """Rendezvous port of a worker group, when the operator fixes one."""
-    return _positive_int("MASTER_PORT")
+    Raises:
+        ConfigError: one line that names every variable that is wrong.
+    """
+    wrong = []
+    for variable in VARIABLES:
+        try:
+            variable()
+        except ConfigError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError(f"environment: {'; '.join(wrong)}")
 
 
 def visible_devices(platform: str) -> str | None:
@@ -87,12 +148,3 @@ def exported(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = before[name]
             else:
                 del os.environ[name]
-
-
-def _positive_int(name: str) -> int | None:
-    text = os.environ.get(name)
-    if not text:
-        return None
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{name} must be a positive integer, got {text!r}")
-    return int(text)

@@ -6,7 +6,7 @@ at least 1, got 0". A validator that knows more than pydantic raises :func:`refu
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -30,6 +30,7 @@ _REQUIREMENTS = {
     "string_unicode": "must be text that UTF-8 can encode",
     "string_pattern_mismatch": "has the wrong form",
     "dict_type": "must be a mapping of names to values",
+    "mapping_type": "must be a mapping of names to values",
     "model_type": "must be a mapping of names to values",
     "model_attributes_type": "must be a mapping of names to values",
     "list_type": "must be a list",
@@ -75,8 +76,14 @@ class Problem:
     @property
     def text(self) -> str:
         """What was needed and what was got, without the name."""
-        says_all = self.kind in {"missing", "extra_forbidden", "value_error"} or not self.path
-        return self.requirement if says_all else f"{self.requirement}, got {shown(self.value)}"
+        whole_input = not self.path and isinstance(self.value, Mapping)
+        if (whole_input and self.kind == _REFUSED) or self.kind in {
+            "missing",
+            "extra_forbidden",
+            "value_error",
+        }:
+            return self.requirement
+        return f"{self.requirement}, got {shown(self.value)}"
 
 
 def refuse(requirement: str) -> PydanticCustomError:

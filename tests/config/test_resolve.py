@@ -2,20 +2,21 @@
 
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
-from vllm_omni.config.build import ENGINE_PATH
+from vllm_omni.config.keys import KEYS
 from vllm_omni.config.resolve import resolve
 from vllm_omni.diffusion.data import DiffusionParallelConfig, SamplingDefaults
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.errors import ConfigError
+from vllm_omni.setting import Status
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
+KV = "model_config.ar_diffusion_kv_config"
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "benchmarks" / "lingbot_world" / "configs"
 PACKAGED = ROOT / "vllm_omni" / "deploy" / "lingbot_world_v2_stepwise.yaml"
@@ -152,7 +153,7 @@ def test_sections_of_other_platforms_are_checked_but_not_used(model, deploy):
     resolved = resolve(model, deploy_config=deploy(top=top), platform="cuda", visible_devices=1)
     assert resolved.config.max_num_seqs == 1
     bad = "platforms: {xpu: {stages: [{stage_id: 0, max_num_sqs: 3}]}}"
-    with pytest.raises(ConfigError, match=r"platforms.xpu.*did you mean 'max_num_seqs'"):
+    with pytest.raises(ConfigError, match=r"platforms.xpu.*did you mean max_num_seqs"):
         resolve(model, deploy_config=deploy(top=bad))
     with pytest.raises(ConfigError, match=r"platforms.npu cannot set device"):
         resolve(
@@ -233,6 +234,49 @@ def test_a_null_in_a_nested_override_takes_the_checkpoints_value(model, deploy):
     assert (kv.window_chunks, kv.sink_chunks) == (None, 3)
 
 
+# --- the start-up look ------------------------------------------------------------------------
+
+
+def shown(resolved):
+    return {value.key: str(value.shown) for value in resolved.origins}
+
+
+def test_what_is_left_to_the_checkpoint_says_so(model):
+    said = shown(resolve(model))
+    for key in (f"{KV}.window_chunks", f"{KV}.sink_chunks", "flow_shift"):
+        assert said[key] == "the checkpoint's"
+    assert said["devices"] == "all"
+    assert said["max_num_seqs"] == "1"
+    assert said["model_config.ar_diffusion_height"].endswith("no size is warmed up")
+    assert {value.origin for value in resolve(model).origins} == {"default"}
+
+
+def test_what_was_given_is_shown_as_given(model):
+    kv = {"ar_diffusion_kv_config": {"window_chunks": 4, "sink_chunks": 2}}
+    resolved = resolve(model, overrides={"model_config": kv, "max_queued": 0})
+    said = shown(resolved)
+    assert (said[f"{KV}.window_chunks"], said[f"{KV}.sink_chunks"]) == ("4", "2")
+    assert said["max_queued"] == "0"
+    lines = [str(value) for value in resolved.origins]
+    assert f"{KV}.sink_chunks = 2 (keyword argument)" in lines
+
+
+def test_every_setting_that_does_something_has_a_line_and_a_consumer(model):
+    """A key that is declared and reaches nothing would stay at its default here."""
+    used = {key for key, one in KEYS.items() if one.status is Status.USED and not one.is_open}
+    resolved = resolve(
+        model,
+        deploy_config=PACKAGED,
+        overrides={"devices": "0", "num_gpus": 1, "sequence_parallel_size": 1},
+        stage_overrides={"0": {"model_config": {"lingbot_action_root": "/"}}},
+        platform="cuda",
+    )
+    optional = {"quantization_config.method", "quantization_config.ignored_layers",
+                "model_config.lingbot_npu_quant"}  # fmt: skip
+    sampling = {key for key in used if key.startswith("default_sampling_params.")}
+    assert used - set(shown(resolved)) - optional - sampling == set()
+
+
 # --- spellings -------------------------------------------------------------------------------
 
 
@@ -274,11 +318,12 @@ def test_deprecated_names_warn_and_clash_with_the_new_one(model, deploy, old, ne
         config = resolve(model, deploy_config=deploy(f"  {old}: {value}")).config
     assert str({"max_num_seqs": config.max_num_seqs,
                 "attention_backend": config.attention_backend}[new]) == value  # fmt: skip
+    other = {"2": "3", "sdpa": "flash"}[value]
     with (
         pytest.warns(FutureWarning),
         pytest.raises(ConfigError, match=f"{old} and {new} are two names"),
     ):
-        resolve(model, deploy_config=deploy(f"  {old}: {value}\n  {new}: {value}"))
+        resolve(model, deploy_config=deploy(f"  {old}: {value}\n  {new}: {other}"))
 
 
 def test_two_names_of_a_quantisation(model, deploy):
@@ -307,88 +352,22 @@ def test_attention_config_that_says_something_else(model, given):
         resolve(model, overrides={"attention_config": given})
 
 
-# --- keyword arguments -----------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deploy_config", [None, PACKAGED])
-def test_every_global_keyword_is_honoured(tmp_path, model, deploy_config):
-    resolved = resolve(
-        model,
-        deploy_config=deploy_config,
-        overrides={
-            "model_config": {"lingbot_action_root": str(tmp_path)},
-            "parallel_config": {"ulysses_degree": 2},
-            "engine_backend": ENGINE_PATH,
-            "diffusion_streaming_output": True,
-            "devices": "5,6",
-            "num_gpus": 2,
-            "diffusion_attention_backend": "sdpa",
-            "extras": {"max_queued": 3, "distributed_executor_backend": "mp"},
-            "max_num_seqs": None,
-        },
-        platform="cuda",
-    )
-    config = resolved.config
-    assert config.action_root == str(tmp_path)
-    assert config.parallel.ulysses_degree == 2
-    assert resolved.engine_backend == "ar_diffusion"
-    assert resolved.streaming_output is True
-    assert (config.devices, config.attention_backend) == ("5,6", "sdpa")
-    assert (config.max_queued, config.max_num_seqs) == (3, 1)
-    assert resolve(model, overrides={"streaming_output": True}).streaming_output is True
+def test_what_counts_for_a_refusal_is_the_value_in_force(real_size, deploy):
+    ring = deploy("  ring_degree: 2\n  vae_use_tiling: true")
+    with pytest.raises(
+        ConfigError, match=r"deploy file .*deploy.yaml: vae_use_tiling=true is refu"
+    ):
+        resolve(real_size, deploy_config=ring, overrides={"ring_degree": 1})
+    above = {"ring_degree": 1, "vae_use_tiling": False}
+    assert resolve(real_size, deploy_config=ring, overrides=above).config.parallel.world_size == 1
+    top = "platforms: {xpu: {stages: [{stage_id: 0, enable_cpu_offload: true}]}}"
+    assert resolve(real_size, deploy_config=deploy(top=top)).no_effect == ()
 
 
-def test_keyword_arguments_do_not_warn_about_their_names(model):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        resolve(model, overrides={"diffusion_attention_backend": "sdpa", "max_batch_size": 2})
-
-
-@pytest.mark.parametrize(
-    ("overrides", "error", "message"),
-    [
-        ({"ulyses_degree": 2}, ValueError, r"Unknown .* field\(s\): 'ulyses_degree' \(did you "
-         r"mean 'ulysses_degree'\?\)"),
-        ({"extras": {"ulyses_degree": 2}}, ValueError, "did you mean 'ulysses_degree'"),
-        ({"extras": 3}, TypeError, "extras must be a mapping"),
-        ({"stage_configs": []}, ValueError, "deploy_config"),
-        ({"stage_configs_path": "x"}, ValueError, "deploy_config"),
-        ({"diffusion_batch_size": 2}, TypeError, "diffusion_batch_size"),
-        ({"log_requests": True}, TypeError, "log_requests"),
-        ({"strategy_config": "x"}, ValueError, "strategy_config='x' is refused"),
-        ({"num_gpus": 4}, ValueError, "num_gpus is 4, but .* makes 1 ranks"),
-        ({"stage_1_dtype": "float32"}, ValueError, "unknown stage 1"),
-        ({"stage_0_dtpye": "float32"}, ValueError, "stage override: .*did you mean 'dtype'"),
-        ({"default_sampling_params": {"seed": 3}}, ValueError, "unknown stage 'seed'"),
-        ({"default_sampling_params": "{"}, ValueError, "is not JSON"),
-        ({"parallel_config": 3}, TypeError, "parallel_config must be a mapping"),
-        ({"devices": [0, 1]}, ValueError, "devices"),
-        ({"omni_dp_size_local": 2}, ValueError, "omni_dp_size_local=2 is refused"),
-        ({"omni_heartbeat_timeout": 0.0}, ValueError, "omni_heartbeat_timeout"),
-        ({"omni_lb_policy": "best"}, ValueError, "omni_lb_policy"),
-        ({"worker_backend": "ray"}, ValueError, "worker_backend='ray' is refused"),
-    ],
-)  # fmt: skip
-def test_keyword_arguments_that_are_refused(model, overrides, error, message):
-    with pytest.raises(error, match=message):
-        resolve(model, overrides=overrides)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"1": {}}, "unknown stage '1'"),
-        ({"0": 3}, "stage 0 must be a mapping"),
-        ([], "must look like"),
-        ("{", "is not JSON"),
-        ({"0": {"max_num_sqs": 1}}, "did you mean 'max_num_seqs'"),
-    ],
-)
-def test_stage_overrides_that_are_refused(model, given, message):
-    with pytest.raises(ConfigError, match=message):
-        resolve(model, stage_overrides=given if not isinstance(given, list) else str(given))
-
-
-def test_stage_overrides_as_json(model):
-    config = resolve(model, stage_overrides='{"0": {"max_num_seqs": 3}}').config
-    assert config.max_num_seqs == 3
+def test_a_wrong_variable_of_the_environment_is_refused_before_anything_else(model, monkeypatch):
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "many")
+    with pytest.raises(ConfigError, match="environment: VLLM_MAX_IMAGE_PIXELS: must be an integer"):
+        resolve(model, deploy_config="missing.yaml")

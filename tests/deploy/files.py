@@ -12,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
-from vllm_omni.config.loader import find_deploy_file
+from vllm_omni.config.deploy_file import find_deploy_file
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.entrypoints.cli.flag_parser import typed_values
+from vllm_omni.entrypoints.cli.flags import typed_values
 from vllm_omni.entrypoints.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]

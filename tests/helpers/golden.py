@@ -1,14 +1,13 @@
 """Access to the golden arrays: a small subset in the repository, the full set where it is given."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from vllm_omni import envs
 
 _BESIDE_CHECKOUT = Path(__file__).resolve().parents[3] / "shared" / "golden"
 SUBSET_DIR = Path(__file__).resolve().parents[1] / "golden" / "data"
@@ -24,8 +23,8 @@ class GoldenSet:
 
 def golden_dir() -> Path | None:
     """Directory of the full golden data, or None where it was not given."""
-    named = envs.golden_dir()
-    if named is not None:
+    named = os.environ.get("LINGBOT_GOLDEN_DIR")
+    if named:
         return Path(named)
     return _BESIDE_CHECKOUT if (_BESIDE_CHECKOUT / "arrays").is_dir() else None
 

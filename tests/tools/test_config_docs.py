@@ -2,8 +2,8 @@
 
 import pytest
 
-from vllm_omni.config.schema import yaml_keys
-from vllm_omni.config.stage import StageSection
+from vllm_omni import envs
+from vllm_omni.config.keys import KEYS
 from vllm_omni.entrypoints.cli.flags import FLAGS
 from vllm_omni.tools import config_docs
 
@@ -21,10 +21,22 @@ def test_the_committed_pages_are_up_to_date(page, tmp_path):
 
 def test_every_key_and_flag_has_a_row():
     deploy, cli = config_docs.deploy_reference(), config_docs.cli_reference()
-    assert all(f"| `{key}` |" in deploy for key in yaml_keys(StageSection))
+    assert all(
+        f"| `{one.key}` |" in deploy or f"| `{one.name}` |" in deploy for one in KEYS.values()
+    )
     assert all(f"`{name}`" in cli for flag in FLAGS for name in flag.names)
 
 
 def test_refusals_and_their_exceptions_are_shown():
-    assert "| `num_replicas` | int | *refused* except `1`: " in config_docs.deploy_reference()
-    assert "(no effect: one worker group serves)" in config_docs.cli_reference()
+    assert "| `num_replicas` | int | `1` | one worker group" in config_docs.deploy_reference()
+    cli = config_docs.cli_reference()
+    assert "| only 1: one worker group on this machine serves |" in cli
+    assert "| no effect: figures are at /metrics |" in cli
+
+
+def test_defaults_and_variables_of_the_environment_are_shown():
+    assert "| `max_queued` | int | 16 | sessions that may wait for a place |" in (
+        config_docs.deploy_reference()
+    )
+    cli = config_docs.cli_reference()
+    assert all(f"| `{one.name}` |" in cli for one in envs.VARIABLES)

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from vllm_omni.config.deploy import MODEL_CLASS
+from vllm_omni.diffusion.data import MODEL_CLASS
 from vllm_omni.errors import CheckpointError, ConfigError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")

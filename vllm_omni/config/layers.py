@@ -1,36 +1,41 @@
-"""Layers of settings, merged from the weakest to the strongest while keeping their origin."""
+"""Layers of settings: brought into one spelling, checked, and merged while keeping their origin."""
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from vllm_omni.config.deploy import ParallelSection
-from vllm_omni.config.schema import yaml_keys
+from vllm_omni.config.keys import (
+    ALIASES,
+    KEYS,
+    OTHER_FORMS,
+    SECTIONS,
+    names_in,
+    refuse_all,
+    suggest,
+)
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.errors import ConfigError, ConfigTypeError
+from vllm_omni.setting import PARALLEL, Setting
+from vllm_omni.wording import shown
 
-FLAT_DEGREES = yaml_keys(ParallelSection)
-"""Keys of ``parallel_config`` that may also stand beside it."""
-ALIASES = {
-    "diffusion_streaming_output": "streaming_output",
-    "max_batch_size": "max_num_seqs",
-    "quantization": "quantization_config",
-    "diffusion_quantization_config": "quantization_config",
-    "diffusion_attention_backend": "attention_backend",
-    "diffusion_attention_config": "attention_config",
-}
-_DEPRECATED = {"max_batch_size", "diffusion_quantization_config", "diffusion_attention_backend"}
+COMMAND_LINE = "command line"
+"""Source whose settings messages name by their flags."""
+_OLDER_NAMES = {"max_batch_size", "diffusion_attention_backend"}
 _NESTED_SPELLINGS = ("engine_extras", "engine_args")
 _RUNTIME = ("devices", "num_replicas", "env")
-OTHER_SPELLINGS = (*FLAT_DEGREES, *ALIASES, *_NESTED_SPELLINGS, "runtime")
+_TAKES_ALONG = {
+    "parallel_config.ulysses_degree": "parallel_config.sequence_parallel_size",
+    "quantization_config.method": "quantization_config.ignored_layers",
+}
+"""Key whose value makes a weaker value of another key meaningless."""
 
 Values = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Settings from one origin, in the one spelling of :class:`StageSection`."""
+    """Settings from one origin: dotted key -> checked value; ``None`` asks for the default."""
 
     origin: str
     values: Mapping[str, object]
@@ -41,123 +46,161 @@ class Merged:
     """What the layers come to.
 
     Attributes:
-        origins: dotted key of each leaf -> where its value came from.
-        hidden: dotted key, origin and replacing origin of each leaf that a stronger layer hid.
+        values: dotted key -> value.
+        origins: dotted key -> where the value came from.
+        hidden: dotted key, origin and replacing origin of each value that a stronger layer hid.
     """
 
-    values: Values
+    values: Mapping[str, object]
     origins: Mapping[str, str]
     hidden: tuple[tuple[str, str, str], ...] = ()
 
 
-def canonical_stage(
-    raw: Mapping[str, object], *, where: str, flat_wins: bool, warn: bool
-) -> Values:
-    """Bring the keys of a stage into one spelling.
+def read_layer(
+    raw: Mapping[str, object], origin: str, *, where: str, flat_wins: bool = True, warn: bool = True
+) -> Layer:
+    """Check the settings of one origin, in any of their spellings.
 
-    ``engine_args`` stand over flat keys, ``runtime`` over both. A flat degree moves into
-    ``parallel_config``; where both name it, ``flat_wins`` decides. ``None`` means "not given".
+    Args:
+        raw: a stage as it is written. ``None`` in the stage itself means "not given".
+        where: what messages name as the place.
+        flat_wins: whether a degree in the stage itself stands over the same one in
+            ``parallel_config``.
+        warn: whether an older name is reported.
 
     Raises:
-        ConfigError: if one setting is given under two names.
+        ConfigError: one line that names everything that is wrong.
     """
-    values: Values = {key: value for key, value in raw.items() if value is not None}
+    given = _unfolded({key: value for key, value in raw.items() if value is not None}, where)
+    flat = {name: given.pop(name) for name in names_in(PARALLEL) if name in given}
+    if flat:
+        nested = _mapping(given.get(PARALLEL[:-1], {}), f"{where}: {PARALLEL[:-1]}")
+        given[PARALLEL[:-1]] = nested | flat if flat_wins else flat | nested
+    reader = _Reader(where, warn=warn)
+    reader.read(given, "")
+    return Layer(origin, reader.result())
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Collects the values of one origin, and everything that is wrong with them."""
+
+    where: str
+    warn: bool
+    values: Values = field(default_factory=dict)
+    spelled: dict[str, tuple[str, object]] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def read(self, raw: Mapping[str, object], section: str) -> None:
+        for name, value in raw.items():
+            key = f"{section}{name}"
+            if ALIASES.get(key, key) in KEYS:
+                self._take(key, KEYS[ALIASES.get(key, key)], value)
+            elif f"{key}." not in SECTIONS:
+                self.unknown.append(f"{key!r}{suggest(name, names_in(section), _within(section))}")
+            elif value is not None:
+                self.read(_mapping(value, f"{self.where}: {key}"), f"{key}.")
+
+    def _take(self, spelled: str, setting: Setting, value: object) -> None:
+        before, same = self.spelled.setdefault(setting.key, (spelled, value))
+        if same is not value and same != value:
+            twice = f"{before} and {spelled} are two names of one setting"
+            self.wrong.append(f"{spelled}: is given twice" if before == spelled else twice)
+            return
+        if self.warn:
+            _warn_of_older_name(spelled, setting.key, self.where)
+        if value is None:
+            self.values[setting.key] = None
+            return
+        try:
+            checked = setting.checked(value, name_of(setting, self.where, spelled))
+        except ConfigError as error:
+            self.wrong.append(str(error))
+            return
+        if setting.is_open and isinstance(checked, Mapping):
+            self.values |= {f"{setting.key}.{name}": inner for name, inner in checked.items()}
+        else:
+            self.values[setting.key] = checked
+
+    def result(self) -> Values:
+        refuse_all(self.where, self.unknown, self.wrong)
+        return self.values
+
+
+def name_of(setting: Setting, where: str, spelled: str = "") -> str:
+    """What a message calls a setting: its flag on the command line, else its key as spelled."""
+    if where == COMMAND_LINE and setting.flags:
+        return setting.flags[0]
+    return spelled or setting.key
+
+
+def _within(section: str) -> Callable[[str], str]:
+    """How a key is named to a reader who stands in a section."""
+    return lambda key: key if not section or "." in key else f"{key} of the stage itself"
+
+
+def _unfolded(raw: Mapping[str, object], where: str) -> Values:
+    """A stage without ``engine_args``, ``runtime`` and settings in another form."""
+    given: Values = dict(raw)
     for nested in _NESTED_SPELLINGS:
-        values |= _mapping(values.pop(nested, {}), f"{where}: {nested}")
-    runtime = _mapping(values.pop("runtime", {}), f"{where}: runtime")
-    for key, value in runtime.items():
+        given |= _mapping(given.pop(nested, {}), f"{where}: {nested}")
+    for key, value in _mapping(given.pop("runtime", {}), f"{where}: runtime").items():
         if key not in _RUNTIME:
             raise ConfigError(
                 f"{where}: Unknown diffusion config field(s): 'runtime.{key}'; runtime has "
                 f"{', '.join(_RUNTIME)}"
             )
-        values[key] = value
-    _resolve_aliases(values, where, warn=warn)
-    _nest_degrees(values, where, flat_wins=flat_wins)
-    if isinstance(values.get("quantization_config"), str):
-        values["quantization_config"] = {"method": values["quantization_config"]}
-    return values
+        given[key] = value
+    for other, name in OTHER_FORMS.items():
+        if other not in given:
+            continue
+        if name in given:
+            raise ConfigError(f"{where}: {other} and {name} are two names of one setting")
+        value = given.pop(other)
+        given[name] = _attention_backend(value, where) if name == "attention_backend" else value
+    if isinstance(given.get("quantization_config"), str):
+        given["quantization_config"] = {"method": given["quantization_config"]}
+    return given
+
+
+def _attention_backend(config: object, where: str) -> str:
+    chosen = config
+    for key in ("default", "backend"):
+        if isinstance(chosen, Mapping) and set(chosen) == {key}:
+            chosen = chosen[key]
+    if not isinstance(chosen, str):
+        raise ConfigError(
+            f'{where}: attention_config must be {{"backend": NAME}} or '
+            f'{{"default": {{"backend": NAME}}}}, got {shown(config)}'
+        )
+    return chosen
 
 
 def _mapping(value: object, where: str) -> Values:
+    if isinstance(value, DiffusionParallelConfig):  # states all degrees
+        return dict.fromkeys(names_in(PARALLEL)) | dataclasses.asdict(value)
     if not isinstance(value, Mapping):
-        raise ConfigTypeError(f"{where} must be a mapping, got {value!r}")
+        raise ConfigTypeError(f"{where} must be a mapping of names to values, got {shown(value)}")
     return dict(value)
 
 
-def _resolve_aliases(values: Values, where: str, *, warn: bool) -> None:
-    for alias, name in ALIASES.items():
-        if alias not in values:
-            continue
-        value = values.pop(alias)
-        if warn and alias in _DEPRECATED:
-            warnings.warn(
-                f"{where}: {alias} is the older name of {name}", FutureWarning, stacklevel=2
-            )
-        same_is_fine = alias == "diffusion_streaming_output" and values.get(name) == value
-        if name in values and not same_is_fine:
-            raise ConfigError(f"{where}: {alias} and {name} are two names of one setting")
-        values[name] = value
-
-
-def _nest_degrees(values: Values, where: str, *, flat_wins: bool) -> None:
-    nested = values.get("parallel_config", {})
-    if isinstance(nested, DiffusionParallelConfig):
-        nested = dataclasses.asdict(nested)
-        if nested["sequence_parallel_size"] == 0:  # "not given" in the dataclass
-            del nested["sequence_parallel_size"]
-    nested = _mapping(nested, f"{where}: parallel_config")
-    flat = {key: values.pop(key) for key in FLAT_DEGREES if key in values}
-    both = {**nested, **flat} if flat_wins else {**flat, **nested}
-    if both:
-        values["parallel_config"] = both
+def _warn_of_older_name(spelled: str, key: str, where: str) -> None:
+    if spelled in _OLDER_NAMES:
+        warnings.warn(f"{where}: {spelled} is the older name of {key}", FutureWarning, stacklevel=2)
 
 
 def merge_layers(layers: Sequence[Layer]) -> Merged:
-    """Merge from the weakest layer to the strongest; mappings merge key by key."""
+    """Merge from the weakest layer to the strongest, key by key."""
     values: Values = {}
     origins: dict[str, str] = {}
     hidden: list[tuple[str, str, str]] = []
     for layer in layers:
-        _forget_sequence_parallel_size(values, layer.values)
-        for path, value in _leaves(layer.values):
-            name = ".".join(path)
-            if name in origins:
-                hidden.append((name, origins[name], layer.origin))
-            _put(values, path, value)
-            origins[name] = layer.origin
+        for key in layer.values:
+            values.pop(_TAKES_ALONG.get(key, ""), None)
+        for key, value in layer.values.items():
+            if key in values:
+                hidden.append((key, origins[key], layer.origin))
+            values[key] = value
+            origins[key] = layer.origin
     return Merged(values, origins, tuple(hidden))
-
-
-def _forget_sequence_parallel_size(values: Values, stronger: Mapping[str, object]) -> None:
-    """A stronger Ulysses degree takes the sequence parallel size, its double, with it."""
-    below, above = values.get("parallel_config"), stronger.get("parallel_config")
-    if isinstance(below, dict) and isinstance(above, Mapping) and "ulysses_degree" in above:
-        below.pop("sequence_parallel_size", None)
-
-
-def _leaves(
-    values: Mapping[str, object], prefix: tuple[str, ...] = ()
-) -> list[tuple[tuple[str, ...], object]]:
-    if not values and prefix:
-        return [(prefix, {})]
-    leaves: list[tuple[tuple[str, ...], object]] = []
-    for key, value in values.items():
-        path = (*prefix, str(key))
-        # The quantisation method and its options belong together.
-        if isinstance(value, Mapping) and path != ("quantization_config",):
-            leaves += _leaves(value, path)
-        else:
-            leaves.append((path, value))
-    return leaves
-
-
-def _put(values: Values, path: tuple[str, ...], value: object) -> None:
-    *parents, last = path
-    for parent in parents:
-        below = values.get(parent)
-        if not isinstance(below, dict):
-            below = values[parent] = {}
-        values = below
-    if value != {} or not isinstance(values.get(last), dict):  # an empty mapping says nothing
-        values[last] = value

@@ -6,51 +6,61 @@ platform section of the file, default. What is refused is refused here, before a
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_omni.config.build import Surroundings, build_config, build_sampling, engine_name
+from vllm_omni import envs
 from vllm_omni.config.checkpoint import (
     attention_heads,
     check_model_index,
     find_checkpoint,
     require_model,
 )
-from vllm_omni.config.deployment import EngineArguments
+from vllm_omni.config.deploy_file import DeployFile, load_deploy_file
 from vllm_omni.config.devices import (
     check_device_count,
     refuse_missing_devices,
     visible_device_count,
 )
-from vllm_omni.config.effective import EffectiveValue, effective_values
-from vllm_omni.config.layers import (
-    OTHER_SPELLINGS,
-    Layer,
-    Merged,
-    Values,
-    canonical_stage,
-    merge_layers,
+from vllm_omni.config.keys import KEYS
+from vllm_omni.config.layers import Layer, Merged, Values, merge_layers, name_of, read_layer
+from vllm_omni.config.stage import Host, StageSettings, check_sampling, decide, decided_fields
+from vllm_omni.diffusion.data import (
+    DiffusionParallelConfig,
+    KVCacheConfig,
+    OmniDiffusionConfig,
+    SamplingDefaults,
 )
-from vllm_omni.config.loader import DeployFile, load_deploy_file
-from vllm_omni.config.schema import no_effect_notes, parse_section
-from vllm_omni.config.stage import StageSection
-from vllm_omni.diffusion.data import OmniDiffusionConfig, SamplingDefaults
 from vllm_omni.errors import ConfigError, ConfigTypeError
+from vllm_omni.setting import HIDDEN, Setting, construct, no_effect_notes, values_of
 
 STAGE_ORIGIN = "stage override"
+DEFAULT_ORIGIN = "default"
+_ACTION_ROOT = "model_config.lingbot_action_root"
+_FOLLOWS = {"linear_backend": "quantization_config.method"}
+"""Key whose default is decided by another one."""
 _REMOVED = {
     "diffusion_batch_size": "max_num_seqs",
     "log_requests": "--enable-log-requests of the server",
 }
 _STAGE_KEY = re.compile(r"stage_(\d+)_(\w+)")
-_TOP_KEYS = (
-    "dtype",
-    "distributed_executor_backend",
-    "quantization",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-)
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveValue:
+    """One setting: its dotted key, its effective value, and where that came from.
+
+    Attributes:
+        shown: the value, or in words what a default means.
+    """
+
+    key: str
+    shown: object
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.shown} ({self.origin})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +82,6 @@ class ResolvedDeployment:
     engine_backend: str
     origins: tuple[EffectiveValue, ...]
     no_effect: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Host:
-    platform: str
-    visible_devices: int | None
-    executor: str
-    source: str
 
 
 def resolve(
@@ -113,58 +115,101 @@ def resolve(
         CheckpointError: a directory that does not hold this model.
     """
     require_model(model)
-    host = _Host(platform, visible_devices, executor, source)
+    envs.check()
+    host = Host(platform, visible_devices, executor)
     file = None if deploy_config is None else load_deploy_file(deploy_config)
     general, per_stage = _split_overrides(overrides or {})
-    merged = _merge(
-        file,
-        canonical_stage(general, where=host.source, flat_wins=True, warn=False),
-        _stage_layers(stage_overrides, per_stage),
-        host,
+    above = [
+        read_layer(general, source, where=source, warn=False),
+        *_override_layers(stage_overrides, per_stage),
+    ]
+    weaker = [] if file is None else _file_layers(file)
+    device = merge_layers([*weaker, *above]).values.get("device") or platform
+    weakest = [] if file is None else _platform_layers(file, device)
+    return _decided(merge_layers([*weakest, *weaker, *above]), model, file, host)
+
+
+def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) -> ResolvedDeployment:
+    values = merged.values
+    for key, value in values.items():
+        if key in KEYS and value is not None:
+            origin = merged.origins[key]
+            KEYS[key].refuse(value, f"{origin}: {name_of(KEYS[key], origin)}")
+    said = construct(StageSettings, values)
+    if said.devices is not None and said.device is None and host.platform == "cpu":
+        refuse_missing_devices(said.devices)
+    directory = find_checkpoint(model)
+    check_model_index(directory)
+    parallel = construct(DiffusionParallelConfig, values)
+    npu_quant = values.get("model_config.lingbot_npu_quant")
+    stage = decide(said, host=host, ranks=parallel.world_size, is_quantised=npu_quant is not None)
+    config = construct(
+        OmniDiffusionConfig,
+        values,
+        model=str(directory),
+        parallel=parallel,
+        kv_cache=construct(KVCacheConfig, values),
+        **decided_fields(stage),
     )
-    stage = parse_section(EngineArguments, merged.values, where="resolved configuration")
-    return _finish(stage, merged, model, file, host)
-
-
-def _finish(
-    stage: EngineArguments, merged: Merged, model: str, file: DeployFile | None, host: _Host
-) -> ResolvedDeployment:
-    device = stage.device or host.platform
-    if device == "cpu" and stage.device is None and stage.devices is not None:
-        refuse_missing_devices(stage.devices)
-    around = Surroundings(model=find_checkpoint(model), device=device, executor=host.executor)
-    check_model_index(around.model)
-    config = build_config(stage, around)
-    sampling = build_sampling(stage.default_sampling_params, config)
-    visible = host.visible_devices
-    if device != "cpu":
-        visible = visible_device_count(device, config.devices) if visible is None else visible
-        check_device_count(
-            ranks=config.parallel.world_size, visible=visible, devices=config.devices
-        )
-    config.parallel.check_heads(attention_heads(around.model))
+    sampling = construct(SamplingDefaults, values)
+    check_sampling(sampling, config)
+    _check_devices(config, host)
+    config.parallel.check_heads(attention_heads(directory))
     return ResolvedDeployment(
         config=config,
         default_sampling_params=sampling,
-        streaming_output=bool(stage.streaming_output),
-        step_execution=bool(stage.step_execution),
-        engine_backend=engine_name(stage.engine_backend),
-        origins=effective_values(stage, config, merged.origins),
+        streaming_output=stage.streaming_output,
+        step_execution=stage.step_execution,
+        engine_backend=str(stage.engine_backend),
+        origins=tuple(_effective((stage, parallel, config, config.kv_cache, sampling), merged)),
         no_effect=(
-            *(() if file is None else no_effect_notes(file.top)),
-            *no_effect_notes(stage),
-            *_platform_notes(stage, device),
+            *(() if file is None else file.no_effect),
+            *no_effect_notes(values, KEYS),
+            *_platform_notes(said, config.device),
             *_hidden_notes(merged),
         ),
     )
 
 
-def _platform_notes(stage: StageSection, device: str) -> list[str]:
+def _check_devices(config: OmniDiffusionConfig, host: Host) -> None:
+    if config.device == "cpu":
+        return
+    visible = host.visible_devices
+    if visible is None:
+        visible = visible_device_count(config.device, config.devices)
+    check_device_count(ranks=config.parallel.world_size, visible=visible, devices=config.devices)
+
+
+def _effective(owners: Iterable[object], merged: Merged) -> Iterator[EffectiveValue]:
+    for owner in owners:
+        for one, value in values_of(owner):
+            for key, shown in _lines(one, value):
+                yield EffectiveValue(key, shown, _origin(key, merged))
+
+
+def _lines(setting: Setting, value: object) -> Iterator[tuple[str, object]]:
+    """Key and shown value; a mapping with free keys has one line for each."""
+    if setting.is_open and isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield f"{setting.key}.{name}", HIDDEN if setting.secret else inner
+    elif setting.unsaid and value == setting.default:
+        yield setting.key, setting.unsaid
+    elif value is not None:
+        yield setting.key, value
+
+
+def _origin(key: str, merged: Merged) -> str:
+    if key == _ACTION_ROOT and merged.values.get(key) is None and envs.action_root() is not None:
+        return "environment"
+    return merged.origins.get(key) or merged.origins.get(_FOLLOWS.get(key, ""), DEFAULT_ORIGIN)
+
+
+def _platform_notes(said: StageSettings, device: str) -> list[str]:
     notes = []
-    if device == "cpu" and stage.devices is not None:
-        notes.append(f"devices={stage.devices!r} has no effect: the CPU is one device")
-    if device != "cuda" and stage.enforce_eager is False:
-        notes.append("enforce_eager=False has no effect: blocks are compiled on CUDA only")
+    if device == "cpu" and said.devices is not None:
+        notes.append(f"devices={said.devices} has no effect: the CPU is one device")
+    if device != "cuda" and said.enforce_eager is False:
+        notes.append("enforce_eager=false has no effect: blocks are compiled on CUDA only")
     return notes
 
 
@@ -176,42 +221,32 @@ def _hidden_notes(merged: Merged) -> list[str]:
     ]
 
 
-def _merge(
-    file: DeployFile | None, general: Values, stage_layers: list[Layer], host: _Host
-) -> Merged:
-    # Validated layer by layer, so that a message names the place where the mistake stands.
-    parse_section(EngineArguments, general, where=host.source, extra_keys=OTHER_SPELLINGS)
-    for layer in stage_layers:
-        parse_section(StageSection, layer.values, where=layer.origin, extra_keys=OTHER_SPELLINGS)
-    above = [Layer(host.source, general), *stage_layers]
-    if file is None:
-        return merge_layers(above)
-    stage = _file_layer(file.stage, f"deploy file {file.path}", "stage 0")
-    top = {key: value for key, value in dict(file.top).items() if key in _TOP_KEYS}
-    top_layer = _file_layer(top, stage.origin, "top level")
-    device = merge_layers([stage, *above]).values.get("device") or host.platform
-    platform = _platform_layers(file, str(device))
-    return merge_layers([*platform, top_layer, stage, *above])
-
-
-def _platform_layers(file: DeployFile, device: str) -> list[Layer]:
+def _platform_layers(file: DeployFile, device: object) -> list[Layer]:
     """The layer of this platform; the sections of others are checked all the same."""
     layers = {
-        name: _file_layer(stage, f"deploy file {file.path}, platforms.{name}", "stage 0")
+        name: _file_layer(stage, f"{_origin_of(file)}, platforms.{name}", "stage 0")
         for name, stage in file.platform_stages.items()
     }
     for name, layer in layers.items():
         if "device" in layer.values:
             raise ConfigError(f"{file.path}: platforms.{name} cannot set device")
-    return [layers[device]] if device in layers else []
+    return [layer for name, layer in layers.items() if name == device]
+
+
+def _file_layers(file: DeployFile) -> list[Layer]:
+    return [
+        _file_layer(file.top, _origin_of(file), "top level"),
+        _file_layer(file.stage, _origin_of(file), "stage 0"),
+    ]
+
+
+def _origin_of(file: DeployFile) -> str:
+    return f"deploy file {file.path}"
 
 
 def _file_layer(raw: Mapping[str, object], origin: str, part: str) -> Layer:
-    where = f"{origin}: {part}"
-    values = canonical_stage(raw, where=where, flat_wins=False, warn=True)
-    parse_section(StageSection, values, where=where, extra_keys=OTHER_SPELLINGS)
-    values.pop("stage_id", None)
-    return Layer(origin, values)
+    settings = {key: value for key, value in raw.items() if key != "stage_id"}
+    return read_layer(settings, origin, where=f"{origin}: {part}", flat_wins=False)
 
 
 def _split_overrides(overrides: Mapping[str, object]) -> tuple[Values, Values]:
@@ -243,14 +278,12 @@ def _split_overrides(overrides: Mapping[str, object]) -> tuple[Values, Values]:
     return general, per_stage
 
 
-def _stage_layers(
+def _override_layers(
     stage_overrides: Mapping[str, object] | str | None, per_stage: Values
 ) -> list[Layer]:
     values = [] if stage_overrides is None else [stage_zero(stage_overrides, "stage_overrides")]
     return [
-        Layer(STAGE_ORIGIN, canonical_stage(raw, where=STAGE_ORIGIN, flat_wins=True, warn=True))
-        for raw in [*values, per_stage]
-        if raw
+        read_layer(raw, STAGE_ORIGIN, where=STAGE_ORIGIN) for raw in [*values, per_stage] if raw
     ]
 
 

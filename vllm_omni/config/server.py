@@ -1,12 +1,15 @@
 """Settings of the HTTP and WebSocket server, beside those of the engine."""
 
-import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from vllm_omni.errors import ConfigError
+from vllm_omni.setting import Positive, Text, check_fields, setting
 
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+Words = tuple[Text, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,55 +17,55 @@ class ServerConfig:
     """How the server listens, whom it lets in and what it writes down.
 
     Attributes:
-        host: address to listen on; ``None`` for all IPv4 addresses.
-        port: 0 lets the system choose.
-        served_model_names: names that a request's ``model`` may give; the first is announced.
-        api_keys: a request must carry one of them as bearer token; empty lets everybody in.
-        allowed_origins: origins of web pages besides the server's own that may open sockets, post
-            and read answers (CORS); ``"*"`` for all.
-        allowed_media_domains: the only hosts that pictures are fetched from, whatever their
-            address; empty allows every host whose addresses are public.
-        web_page: whether the page at ``/`` is served.
-        max_pixels: largest ``width * height`` that a request may ask for.
-        log_requests: write down each request that arrives.
-        log_file: also write the log there.
-        shutdown_timeout_s: limit of an orderly end after SIGTERM.
+        served_model_names: at least one; the first is announced.
+        api_keys: empty lets everybody in.
+        allowed_origins: these may open sockets, post and read answers.
+        allowed_media_domains: empty allows every host whose addresses are public; a host that is
+            named may have any address.
+        ssl_cert_reqs: one of ``ssl.VerifyMode``.
     """
 
-    served_model_names: tuple[str, ...]
-    host: str | None = None
-    port: int = 8000
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    allowed_origins: tuple[str, ...] = ()
-    allowed_media_domains: tuple[str, ...] = ()
-    web_page: bool = True
-    max_pixels: int = 7680 * 4320
-    log_requests: bool = False
-    log_file: str | None = None
-    log_level: str = "info"
-    access_log: bool = True
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
-    ssl_ca_certs: str | None = None
-    ssl_cert_reqs: int = ssl.CERT_NONE.value
-    shutdown_timeout_s: float = 30.0
+    # fmt: off
+    served_model_names: Annotated[Words, Field(min_length=1), setting(
+        "names that a request may give as its model", "--served-model-name",
+        unsaid="MODEL as given")] = ()
+    host: Annotated[str | None, setting(
+        "address to listen on", "--host", unsaid="all IPv4 addresses")] = None
+    port: Annotated[int, Field(ge=0, le=65535), setting(
+        "port to listen on; 0 lets the system choose", "--port")] = 8000
+    api_keys: Annotated[Words, setting(
+        "requests must carry one of these as bearer token", "--api-key",
+        unsaid="that of VLLM_API_KEY; none needed where it is not set",
+        secret=True)] = field(default=(), repr=False)
+    allowed_origins: Annotated[Words, setting(
+        "origins of web pages that may talk to the server besides its own (CORS and sockets), "
+        "as words or as one JSON list; * for all",
+        "--allowed-origins")] = ()
+    allowed_media_domains: Annotated[Words, setting(
+        "the only hosts that pictures are fetched from, private ones included",
+        "--allowed-media-domains", unsaid="every host with public addresses")] = ()
+    web_page: Annotated[bool, setting("serve no page at /", "--no-web-page")] = True
+    max_pixels: Annotated[Positive, setting(
+        "largest width x height of a request, in pixels", "--max-generated-image-size",
+        unsaid="7680 x 4320")] = 7680 * 4320
+    log_requests: Annotated[bool, setting("log each request", "--enable-log-requests")] = False
+    log_file: Annotated[str | None, setting("write the log to this file, too", "--log-file")] = None
+    log_level: Annotated[Literal["critical", "error", "warning", "info", "debug", "trace"], setting(
+        "what the HTTP server logs", "--uvicorn-log-level")] = "info"
+    access_log: Annotated[bool, setting(
+        "log no HTTP requests", "--disable-uvicorn-access-log")] = True
+    ssl_keyfile: Annotated[str | None, setting("private key", "--ssl-keyfile")] = None
+    ssl_certfile: Annotated[str | None, setting("certificate", "--ssl-certfile")] = None
+    ssl_ca_certs: Annotated[str | None, setting(
+        "authorities for certificates of clients", "--ssl-ca-certs")] = None
+    ssl_cert_reqs: Annotated[Literal[0, 1, 2], setting(
+        "certificates of clients: 0 none, 1 optional, 2 required", "--ssl-cert-reqs")] = 0
+    shutdown_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False), setting(
+        "seconds for an orderly end after SIGTERM", "--shutdown-timeout")] = 30.0
+    # fmt: on
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port must be between 0 and 65535, got {self.port}")
-        if self.max_pixels < 1:
-            raise ConfigError(
-                f"--max-generated-image-size must be at least 1, got {self.max_pixels}"
-            )
-        if not 0 <= self.shutdown_timeout_s < float("inf"):
-            raise ConfigError(
-                f"--shutdown-timeout must be a number of seconds, got {self.shutdown_timeout_s}"
-            )
-        if not all(self.served_model_names) or not all(self.api_keys):
-            raise ConfigError("--served-model-name and --api-key must not be blank")
-        self._check_ssl()
-
-    def _check_ssl(self) -> None:
+        check_fields(self, by_flag=True)
         if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
             raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         for flag, name in (
@@ -71,6 +74,4 @@ class ServerConfig:
             ("--ssl-ca-certs", self.ssl_ca_certs),
         ):
             if name is not None and not Path(name).is_file():
-                raise ConfigError(f"{flag} {name!r} is not a file")
-        if self.ssl_cert_reqs not in {mode.value for mode in ssl.VerifyMode}:
-            raise ConfigError(f"--ssl-cert-reqs must be 0, 1 or 2, got {self.ssl_cert_reqs}")
+                raise ConfigError(f"{flag}: must name a file, got {name!r}")

@@ -1,206 +1,263 @@
-"""A stage of a deploy file.
+"""Settings that resolution itself acts on: what a stage says, and what is decided from it.
 
-It may spell some settings in two ways (flat degrees, ``engine_args``, ``runtime``, older names);
-:mod:`vllm_omni.config.layers` brings them into the one spelling that stands here.
+All other settings are declared where the workers read them, in :mod:`vllm_omni.diffusion.data`.
 """
 
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator
 
-from vllm_omni.config.deploy import (
-    MODEL_CLASS,
-    Degree,
-    ModelSection,
-    ParallelSection,
-    Positive,
-    QuantizationSection,
-    SamplingSection,
-    Text,
-    one_of,
-)
-from vllm_omni.config.schema import Section, ignored, refused
-from vllm_omni.diffusion.data import ATTENTION_BACKENDS, DEVICES, DTYPES, LINEAR_BACKENDS
+from vllm_omni import envs
+from vllm_omni.diffusion.data import Device, OmniDiffusionConfig, SamplingDefaults
+from vllm_omni.diffusion.geometry import VideoGeometry, chunks_of
+from vllm_omni.errors import ConfigError, ConfigTypeError, InvalidRequestError
+from vllm_omni.setting import Positive, Text, names, setting
+from vllm_omni.wording import refuse
 
+ENGINE_PATH = "vllm_omni.experimental.ar_diffusion.engine.ARDiffusionEngine"
+DEFAULT_HEIGHT = 480
+DEFAULT_WIDTH = 832
+"""Size of the chunk engine where the stage names none."""
+
+_MODEL = "model_config."
+_QUANTIZATION = "quantization_config."
 _DTYPE_NAMES = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
 }  # fmt: skip
-_ATTENTION_NAMES = {
-    "torch_sdpa": "sdpa", "flash_attn": "flash", "flash_attention": "flash",
-    "ascend": "npu_fusion", "ascend_attn": "npu_fusion",
-}  # fmt: skip
 
 
-class StageSection(Section):
-    """One entry of ``stages``: the model, its devices and how it runs."""
+def _distinct(value: str) -> str:
+    devices = [name.strip() for name in value.split(",")]
+    if not all(devices) or len(set(devices)) < len(devices):
+        raise refuse("must list different devices, separated by commas")
+    return ",".join(devices)
 
-    stage_id: int | None = Field(default=None, description="required in a file; only 0")
-    devices: Text | None = Field(
-        default=None,
-        description='visible devices, for example "0,1,2,3"; refused where the machine shows none '
-        "and device does not say cpu",
-    )
-    device: str | None = Field(default=None, description=f"{', '.join(DEVICES)}; found by default")
-    dtype: str | None = Field(
-        default=None,
-        description="auto, bfloat16, float16, float32; auto is bfloat16, float32 on CPU",
-    )
-    distributed_executor_backend: Literal["mp", "uni", "inline"] | None = Field(
-        default=None,
-        description="mp: worker processes; uni or inline: in this process, one rank. By default mp "
-        "for a server or several ranks",
-    )
-    env: dict[str, str | int] | None = Field(
-        default=None, description="environment of the workers; read before they start"
-    )
-    max_num_seqs: Degree | None = Field(default=None, description="sessions open at once")
-    max_queued: int | None = Field(
-        default=None, ge=0, description="sessions waiting for a place; 16"
-    )
-    enforce_eager: bool | None = Field(
-        default=None, description="no compilation; false compiles on CUDA"
-    )
-    flow_shift: Positive | None = Field(
-        default=None, description="the model's; a request may override it"
-    )
-    model_class_name: str | None = Field(default=None, description=f"only {MODEL_CLASS}")
-    engine_backend: object = Field(
-        default=None, description='"default" or the import path of ARDiffusionEngine'
-    )
-    step_execution: bool | None = Field(default=None, description="control between chunks")
-    streaming_output: bool | None = Field(default=None, description="one output per chunk")
-    chunk_timeout_s: Positive | None = Field(
-        default=None,
-        description="limit of a chunk; by default 10 times the slowest warm one, 60 at least",
-    )
-    attention_backend: str | None = Field(default=None, description=", ".join(ATTENTION_BACKENDS))
-    attention_config: dict[str, object] | None = Field(
-        default=None, description='{"backend": NAME} or {"default": {"backend": NAME}}'
-    )
-    linear_backend: str | None = Field(default=None, description=", ".join(LINEAR_BACKENDS))
-    quantization_config: QuantizationSection | None = Field(
-        default=None, description="see its own table"
-    )
-    parallel_options: ParallelSection | None = Field(
-        default=None, alias="parallel_config", description="see its own table"
-    )
-    model_options: ModelSection | None = Field(
-        default=None, alias="model_config", description="see its own table"
-    )
-    default_sampling_params: SamplingSection | None = Field(
-        default=None, description="see its own table"
+
+_Devices = Annotated[Text, AfterValidator(_distinct)]
+_DType = Annotated[str, names(("auto", "bfloat16", "float16", "float32"), _DTYPE_NAMES)]
+_Linears = Annotated[str, names(("native", "vllm"))]
+_Quantization = Annotated[str, names(("fp8", "fp8_per_tensor", "ascend"))]
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    """What a stage says; :func:`decide` fills in the rest."""
+
+    # fmt: off
+    device: Annotated[Device | None, setting(
+        "platform of the ranks", "--device", unsaid="found by its device nodes")] = None
+    devices: Annotated[_Devices | None, setting(
+        'visible devices, for example "0,1,2,3"; refused where the machine shows none and '
+        'device does not say cpu', unsaid="all")] = None
+    dtype: Annotated[_DType, setting(
+        "kind of floats", "--dtype", unsaid="auto: bfloat16, float32 on CPU")] = "auto"
+    distributed_executor_backend: Annotated[Literal["mp", "uni", "inline"] | None, setting(
+        "mp: worker processes; uni or inline: in this process, one rank",
+        unsaid="mp for a server or several ranks")] = None
+    engine_backend: Annotated[object, setting(
+        "`default` or the import path of ARDiffusionEngine")] = "default"
+    step_execution: Annotated[bool, setting("control between chunks", "--step-execution")] = False
+    streaming_output: Annotated[bool, setting(
+        "one output per chunk", "--diffusion-streaming-output",
+        aliases="diffusion_streaming_output")] = False
+    enforce_eager: Annotated[bool | None, setting(
+        "do not compile; false compiles on CUDA", "--enforce-eager",
+        unsaid="compile on CUDA")] = None
+    linear_backend: Annotated[_Linears | None, setting(
+        "implementation of the linears", "--linear-backend",
+        unsaid="native; vllm with quantization_config")] = None
+    quantization: Annotated[_Quantization | None, setting(
+        "method of vLLM's linears", key=_QUANTIZATION + "method")] = None
+    ignored_layers: Annotated[list[str] | None, setting(
+        "linears that stay as they are", key=_QUANTIZATION)] = None
+    height: Annotated[int | None, setting(
+        "pixels, a multiple of 16: what is warmed up, and what requests get that name no size",
+        key=_MODEL + "ar_diffusion_height",
+        unsaid="480 with ARDiffusionEngine, else no size is warmed up")] = None
+    width: Annotated[int | None, setting(
+        "as the height", key=_MODEL + "ar_diffusion_width",
+        unsaid="832 with ARDiffusionEngine, else no size is warmed up")] = None
+    action_root: Annotated[Text | None, setting(
+        "trusted root of recorded camera paths", key=_MODEL + "lingbot_action_root")] = None
+    num_gpus: Annotated[Positive | None, setting(
+        "must equal the number of ranks", "--num-gpus")] = None
+    model_class_name: Annotated[Literal["LingBotWorldCausalDMDPipeline"] | None, setting(
+        "class of the pipeline", "--model-class-name")] = None
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a stage leaves to the program that reads it.
+
+    Attributes:
+        platform: ``cpu``, ``cuda`` or ``npu``: what the machine has.
+        visible_devices: how many devices there are; ``None`` to find out.
+        executor: ``mp`` or ``inline``, used where the stage names none and one rank is enough.
+    """
+
+    platform: str
+    visible_devices: int | None
+    executor: str
+
+
+def engine_name(backend: object) -> str:
+    """``"default"`` or ``"ar_diffusion"``.
+
+    Raises:
+        ConfigError: if an import path leads nowhere.
+        ConfigTypeError: if it leads to something that is not the engine.
+    """
+    if backend == "default":
+        return "default"
+    if backend == ENGINE_PATH:  # by name, so that nothing heavy is imported to find out
+        return "ar_diffusion"
+    target = _import_path(backend) if isinstance(backend, str) else backend
+    if isinstance(target, type) and f"{target.__module__}.{target.__qualname__}" == ENGINE_PATH:
+        return "ar_diffusion"
+    raise ConfigTypeError(
+        f"engine_backend {backend!r} is not an engine of this package; use default or {ENGINE_PATH}"
     )
 
-    num_replicas: Annotated[int | None, refused("one worker group serves", neutral=[1])] = None
-    cache_backend: Annotated[
-        str | None,
-        refused("reusing activations between steps changes the video", neutral=["none", ""]),
-    ] = None
-    cache_config: Annotated[
-        dict[str, object] | None,
-        refused("reusing activations between steps changes the video", neutral=[{}]),
-    ] = None
-    vae_use_tiling: Annotated[bool | None, refused("blending tiles changes the pixels")] = None
-    enable_cpu_offload: Annotated[bool | None, refused("weights stay on their device")] = None
-    enable_layerwise_offload: Annotated[bool | None, refused("weights stay on their device")] = None
-    enable_distributed_layerwise_offload: Annotated[
-        bool | None, refused("weights stay on their device")
-    ] = None
-    diffusion_offload_config: Annotated[
-        dict[str, object] | None, refused("weights stay on their device", neutral=[{}])
-    ] = None
-    diffusion_compile_granularity: Annotated[
-        str | None, refused("blocks are compiled one by one", neutral=["regional"])
-    ] = None
-    diffusion_load_format: Annotated[
-        str | None,
-        refused(
-            "weights come from the checkpoint (`vllm-omni tiny-checkpoint` writes a random one)",
-            neutral=["default", "auto"],
-        ),
-    ] = None
-    kv_cache_dtype: Annotated[
-        str | None, refused("it cannot be consumed by a diffusion stage", neutral=[])
-    ] = None
-    seed: Annotated[
-        int | None,
-        refused(
-            "it cannot be consumed by a diffusion stage; use default_sampling_params.seed",
-            neutral=[],
-        ),
-    ] = None
-    use_v2_model_runner: Annotated[
-        bool | None, refused("this stage has no model runner choice")
-    ] = None
-    static_lora_scale: Annotated[float | None, refused("adapters are not loaded", neutral=[])] = (
-        None
+
+def _import_path(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    try:
+        found = vars(import_module(module)) if module else {}
+    except ImportError as error:
+        raise ConfigError(f"engine_backend {path!r} cannot be imported: {error}") from None
+    if name not in found:
+        raise ConfigError(
+            f"engine_backend {path!r} cannot be imported; use default or {ENGINE_PATH}"
+        )
+    return found[name]
+
+
+def decide(stage: StageSettings, *, host: Host, ranks: int, is_quantised: bool) -> StageSettings:
+    """The stage with every choice made.
+
+    Args:
+        ranks: size of the world.
+        is_quantised: whether the model section quantises the linears by itself.
+
+    Raises:
+        ConfigError: what the settings allow one by one but not together.
+    """
+    device = stage.device or host.platform
+    fitting = "mp" if ranks > 1 else host.executor
+    dtype = stage.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    engine = engine_name(stage.engine_backend)
+    height, width = stage.height, stage.width
+    if engine != "default" or height is not None or width is not None:
+        height = DEFAULT_HEIGHT if height is None else height
+        width = DEFAULT_WIDTH if width is None else width
+    if stage.num_gpus not in {None, ranks}:
+        raise ConfigError(
+            f"num_gpus is {stage.num_gpus}, but tensor_parallel_size x ulysses_degree makes "
+            f"{ranks} ranks; set ulysses_degree so that the product fits"
+        )
+    return replace(
+        stage,
+        device=device,
+        devices=None if device == "cpu" else stage.devices,
+        dtype=dtype,
+        distributed_executor_backend=stage.distributed_executor_backend or fitting,
+        engine_backend=engine,
+        enforce_eager=bool(stage.enforce_eager) or device != "cuda",
+        linear_backend=_linear_backend(stage, is_quantised=is_quantised),
+        height=height,
+        width=width,
+        action_root=_action_root(stage.action_root or envs.action_root()),
     )
-    lora_path: Annotated[str | None, refused("adapters are not loaded", neutral=[])] = None
-    lora_backend: Annotated[str | None, refused("adapters are not loaded", neutral=[])] = None
 
-    model: Annotated[str | None, ignored("the model is the one that was asked for")] = None
-    model_arch: Annotated[str | None, ignored("the model is the one that was asked for")] = None
-    trust_remote_code: Annotated[
-        bool | None, ignored("no code of a checkpoint is ever run", quiet=[False])
-    ] = None
-    default_pooling_params: Annotated[object, ignored("nothing is pooled")] = None
-    subtalker_sampling_params: Annotated[object, ignored("there is no speech")] = None
-    vae_use_slicing: Annotated[
-        bool | None, ignored("one video is decoded at a time", quiet=[False])
-    ] = None
-    vae_fast_path: Annotated[
-        Literal["off", "lossless", "channels_last"] | None,
-        ignored("the VAE picks the memory layout of its platform", quiet=["lossless"]),
-    ] = None
-    diffusion_compile_dynamic: Annotated[
-        bool | None, ignored("shapes are known when blocks are compiled")
-    ] = None
-    num_weight_load_threads: Annotated[
-        int | None, ignored("how weights are read does not change them")
-    ] = None
-    disable_multithread_weight_load: Annotated[
-        bool | None, ignored("how weights are read does not change them", quiet=[False])
-    ] = None
-    enable_broadcast_weight_load: Annotated[
-        bool | None, ignored("how weights are read does not change them", quiet=[False])
-    ] = None
-    enable_diffusion_pipeline_profiler: Annotated[
-        bool | None, ignored("the timings of every chunk are always reported", quiet=[False])
-    ] = None
 
-    @field_validator("dtype")
-    @classmethod
-    def _known_dtype(cls, value: str | None) -> str | None:
-        return None if value is None else one_of(value, ("auto", *DTYPES), _DTYPE_NAMES)
+def decided_fields(stage: StageSettings) -> dict[str, object]:
+    """What a decided stage gives to the fields of :class:`OmniDiffusionConfig`.
 
-    @field_validator("attention_backend")
-    @classmethod
-    def _known_attention(cls, value: str | None) -> str | None:
-        return None if value is None else one_of(value, ATTENTION_BACKENDS, _ATTENTION_NAMES)
+    Raises:
+        ConfigError: if a side is not a multiple of 16.
+    """
+    backend = stage.distributed_executor_backend
+    quantization = {
+        "method": stage.quantization,
+        "ignored_layers": (*(stage.ignored_layers or ()),),
+    }
+    return {
+        "device": stage.device,
+        "devices": stage.devices,
+        "dtype": stage.dtype,
+        "enforce_eager": stage.enforce_eager,
+        "executor": "inline" if backend == "uni" else backend,
+        "linear_backend": stage.linear_backend,
+        "quantization": {} if stage.quantization is None else quantization,
+        "action_root": stage.action_root,
+        "geometry": _geometry(stage),
+    }
 
-    @field_validator("linear_backend")
-    @classmethod
-    def _known_linear(cls, value: str | None) -> str | None:
-        return None if value is None else one_of(value, LINEAR_BACKENDS, {})
 
-    @field_validator("device")
-    @classmethod
-    def _known_device(cls, value: str | None) -> str | None:
-        return None if value is None else one_of(value, DEVICES, {})
+def check_sampling(defaults: SamplingDefaults, config: OmniDiffusionConfig) -> None:
+    """Refuse defaults that no request could use.
 
-    @field_validator("model_class_name")
-    @classmethod
-    def _known_class(cls, value: str | None) -> str | None:
-        if value not in {None, MODEL_CLASS}:
-            raise ValueError(f"must be {MODEL_CLASS}, got {value!r}")
-        return value
+    Raises:
+        ConfigError: naming the default.
+    """
+    if defaults.generator_device not in {None, "cpu", config.device}:
+        raise ConfigError(
+            "default_sampling_params.generator_device must be cpu or the stage's device, which is "
+            f"{config.device}; got {defaults.generator_device}"
+        )
+    if (defaults.height is None) != (defaults.width is None):
+        raise ConfigError("default_sampling_params: give height and width together")
+    try:
+        if defaults.height is not None and defaults.width is not None:
+            config.parallel.check_geometry(VideoGeometry(defaults.height, defaults.width))
+        if defaults.num_frames is not None:
+            chunks_of(defaults.num_frames)
+    except InvalidRequestError as error:
+        raise ConfigError(f"default_sampling_params.{error}") from None
 
-    @field_validator("devices")
-    @classmethod
-    def _distinct_devices(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        names = [name.strip() for name in value.split(",")]
-        if not all(names) or len(set(names)) < len(names):
-            raise ValueError(f"must list different devices, separated by commas, got {value!r}")
-        return ",".join(names)
+
+def _geometry(stage: StageSettings) -> VideoGeometry | None:
+    if stage.height is None or stage.width is None:
+        return None
+    try:
+        return VideoGeometry(stage.height, stage.width)
+    except InvalidRequestError as error:
+        raise ConfigError(f"model_config.ar_diffusion_{error}") from None
+
+
+def _linear_backend(stage: StageSettings, *, is_quantised: bool) -> str:
+    method = stage.quantization
+    chosen = stage.linear_backend or ("native" if method is None else "vllm")
+    if method is None and stage.ignored_layers is not None:
+        raise ConfigError("quantization_config.method: is required with ignored_layers")
+    if method is not None and is_quantised:
+        raise ConfigError(
+            f"quantization_config ({method}) and lingbot_npu_quant are two quantisations; give one"
+        )
+    if method is not None and chosen != "vllm":
+        raise ConfigError(
+            f"quantization_config.method {method} needs linear_backend vllm, got {chosen}"
+        )
+    if chosen == "vllm" and find_spec("vllm") is None:
+        reason = "linear_backend vllm" if method is None else f"quantization_config.method {method}"
+        raise ConfigError(
+            f"{reason} runs on vLLM's linears, and vLLM is not installed; install it or leave "
+            "the setting out"
+        )
+    return chosen
+
+
+def _action_root(root: str | None) -> str | None:
+    if root is None:
+        return None
+    directory = Path(root).expanduser()
+    if not directory.is_dir():
+        raise ConfigError(f"lingbot_action_root {root!r} is not a directory")
+    return str(directory)

@@ -1,83 +1,107 @@
-"""The resolved configuration of an engine: frozen, complete, without torch."""
+"""The resolved configuration of an engine: frozen, complete, without torch.
+
+Each field that a user can set is declared here or, where resolution itself acts on it, in
+:mod:`vllm_omni.config.stage`; see :mod:`vllm_omni.setting`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.errors import ConfigError, UnsupportedParallelismError
+from vllm_omni.errors import ConfigError, ConfigTypeError, UnsupportedParallelismError
+from vllm_omni.inputs.bounds import FlowShift, Fps, Frames, OutputType, Seed, Side
+from vllm_omni.other_keys import PARALLEL_KEYS
+from vllm_omni.setting import (
+    PARALLEL,
+    NotNegative,
+    Positive,
+    Seconds,
+    check_fields,
+    names,
+    setting,
+    settings_of,
+)
+from vllm_omni.wording import problems, refuse
 
-DTYPES = ("bfloat16", "float16", "float32")
-DEVICES = ("cpu", "cuda", "npu")
-EXECUTORS = ("inline", "mp")
+PIPELINE = "lingbot_world"
+MODEL_CLASS = "LingBotWorldCausalDMDPipeline"
+MAX_SEQUENCE_LENGTH = 512
+
+Device = Annotated[str, names(("cpu", "cuda", "npu"))]
 ATTENTION_BACKENDS = ("auto", "sdpa", "flash", "npu_fusion", "reference")
-LINEAR_BACKENDS = ("native", "vllm")
 PIXEL_OUTPUT_MODES = ("auto", "native", "root_float", "root_uint8_allgather", "root_uint8_p2p")
+_OTHER_ATTENTION_NAMES = {
+    "torch_sdpa": "sdpa", "flash_attn": "flash", "flash_attention": "flash",
+    "ascend": "npu_fusion", "ascend_attn": "npu_fusion",
+}  # fmt: skip
+
+_MODEL = "model_config."
+_KV = "model_config.ar_diffusion_kv_config."
+_SAMPLING = "default_sampling_params."
 
 
-@dataclass(frozen=True, slots=True)
+def _written(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+def _usable_extra_args(value: dict[str, object]) -> dict[str, object]:
+    try:
+        _FLOW_SHIFT.validate_python(value.get("flow_shift"))
+    except ValidationError as error:
+        raise ValueError(f"flow_shift {problems(error)[0].text}") from None
+    return value
+
+
+_FLOW_SHIFT: TypeAdapter[float | None] = TypeAdapter(FlowShift | None)
+_Environment = dict[str, Annotated[str, BeforeValidator(_written)]]
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class DiffusionParallelConfig:
-    """Parallel degrees of one worker group.
+    """How the ranks of one worker group share one world.
 
     Attributes:
-        tensor_parallel_size: ranks that share the weights of each linear.
-        ulysses_degree: ranks that share the tokens of each latent frame.
-        sequence_parallel_size: must equal ``ulysses_degree``; 0 means "not given".
+        sequence_parallel_size: the same as ``ulysses_degree`` where it is given.
     """
 
-    tensor_parallel_size: int = 1
-    ulysses_degree: int = 1
-    ring_degree: int = 1
-    allgather_degree: int = 1
-    sequence_parallel_size: int = 0
-    ulysses_mode: str = "strict"
-    ulysses_a2a_permute: bool = False
-    cfg_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    vae_patch_parallel_size: int = 1
-    vae_parallel_mode: str = "tile"
-    text_encoder_tp_size: int = 1
-    enable_expert_parallel: bool = False
-    use_hsdp: bool = False
-    hsdp_shard_size: int = -1
-    hsdp_replicate_size: int = 1
-    mask_sp_padding: bool = False
+    # fmt: off
+    tensor_parallel_size: Annotated[Positive, setting(
+        "ranks that share each linear", "--tensor-parallel-size -tp", key=PARALLEL)] = 1
+    ulysses_degree: Annotated[Positive, setting(
+        "ranks that share the tokens of each latent frame", "--usp --ulysses-degree",
+        key=PARALLEL)] = 1
+    sequence_parallel_size: Annotated[Positive | None, setting(
+        "must equal ulysses_degree where it is given", key=PARALLEL)] = None
+    # fmt: on
 
-    def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "ulysses_degree", "ring_degree", "allgather_degree",
-                     "cfg_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-                     "vae_patch_parallel_size", "text_encoder_tp_size"):  # fmt: skip
-            if self.__getattribute__(name) < 1:
-                raise ConfigError(
-                    f"parallel_config.{name} must be at least 1, got {self.__getattribute__(name)}"
-                )
-        if self.sequence_parallel_size not in {0, self.ulysses_degree}:
+    def __init__(self, **degrees: object) -> None:
+        """Take any key of ``parallel_config``, also those that this model has only one value for.
+
+        Raises:
+            ConfigTypeError: if there is no such key.
+            ConfigError: if a value is of the wrong kind or below 1.
+            UnsupportedParallelismError: if this model does not run with a value.
+        """
+        own = {one.name: one for _, one in settings_of(DiffusionParallelConfig)}
+        known = own | {one.name: one for one in PARALLEL_KEYS}
+        for name, value in degrees.items():
+            if name not in known:
+                raise ConfigTypeError(f"{PARALLEL}{name} is unknown; known are {', '.join(known)}")
+            if value is not None:
+                known[name].checked(value, known[name].key)
+                known[name].refuse(value, known[name].key)
+        for name, one in own.items():
+            given = degrees.get(name)
+            object.__setattr__(self, name, one.default if given is None else given)
+        if self.sequence_parallel_size not in {None, self.ulysses_degree}:
             raise UnsupportedParallelismError(
                 f"parallel_config.sequence_parallel_size is {self.sequence_parallel_size} but "
                 f"ulysses_degree is {self.ulysses_degree}; set both to the same number or leave "
                 "sequence_parallel_size out"
             )
-        self._refuse_unsupported()
-
-    def _refuse_unsupported(self) -> None:
-        refused = {
-            "ring_degree": self.ring_degree > 1,
-            "allgather_degree": self.allgather_degree > 1,
-            "ulysses_mode": self.ulysses_mode != "strict",
-            "ulysses_a2a_permute": self.ulysses_a2a_permute,
-            "cfg_parallel_size": self.cfg_parallel_size > 1,
-            "pipeline_parallel_size": self.pipeline_parallel_size > 1,
-            "data_parallel_size": self.data_parallel_size > 1,
-            "vae_patch_parallel_size": self.vae_patch_parallel_size > 1,
-            "enable_expert_parallel": self.enable_expert_parallel,
-            "use_hsdp": self.use_hsdp,
-        }
-        for name, bad in refused.items():
-            if bad:
-                raise UnsupportedParallelismError(
-                    f"parallel_config.{name}={self.__getattribute__(name)!r} is not supported for "
-                    "LingBot-World; use ulysses_degree and tensor_parallel_size"
-                )
 
     @property
     def world_size(self) -> int:
@@ -111,32 +135,30 @@ class DiffusionParallelConfig:
             )
 
 
+def _holds_a_chunk(value: int) -> int | None:
+    if value in {1, 2}:
+        raise refuse("must be 0 or at least 3, to hold a chunk of 3 latent frames")
+    return value or None
+
+
 @dataclass(frozen=True, slots=True)
 class KVCacheConfig:
-    """Memory and shape of the paged KV window (``model_config.ar_diffusion_kv_config``).
+    """Memory and shape of the paged KV window."""
 
-    Attributes:
-        gpu_memory_fraction: share of the memory that is free after loading, for all sessions.
-            On CPU the pool is sized by ``max_num_seqs`` instead.
-        window_chunks: latent frames of the rolling part (not chunks, despite the name); ``None`` is
-            the checkpoint's.
-        sink_chunks: latent frames that are kept for ever, likewise; 0 is the checkpoint's.
-        page_tokens: tokens per page of the pool.
-    """
-
-    gpu_memory_fraction: float = 0.1
-    window_chunks: int | None = None
-    sink_chunks: int = 0
-    page_tokens: int = 128
+    # fmt: off
+    gpu_memory_fraction: Annotated[float, Field(gt=0, le=1), setting(
+        "share of the memory free after loading, for all sessions; on CPU max_num_seqs decides",
+        key=_KV)] = 0.1
+    window_chunks: Annotated[Annotated[NotNegative, AfterValidator(_holds_a_chunk)] | None, setting(
+        "latent frames of the rolling part (not chunks, despite the name); 0: the checkpoint's",
+        key=_KV, unsaid="the checkpoint's")] = None
+    sink_chunks: Annotated[NotNegative, setting(
+        "latent frames kept for ever; 0: the checkpoint's", key=_KV, unsaid="the checkpoint's")] = 0
+    page_tokens: Annotated[Positive, setting("tokens per page of the pool", key=_KV)] = 128
+    # fmt: on
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.gpu_memory_fraction <= 1.0:
-            raise ConfigError(
-                "ar_diffusion_kv_config.gpu_memory_fraction must be in (0, 1], got "
-                f"{self.gpu_memory_fraction}"
-            )
-        if self.page_tokens < 1:
-            raise ConfigError(f"page_tokens must be at least 1, got {self.page_tokens}")
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +167,14 @@ class OmniDiffusionConfig:
 
     Attributes:
         model: local directory of the checkpoint.
+        device: platform of the ranks.
+        devices: comma-separated devices that the ranks may use, ``None`` for all visible ones.
         geometry: size that is warmed up and that requests get when they name none; ``None``
             derives the size from the picture.
-        devices: comma-separated devices that the ranks may use, ``None`` for all visible ones.
-        max_num_seqs: sessions open at once.
-        max_queued: sessions that may wait for a place.
         enforce_eager: no compilation; always true where the platform cannot compile.
         executor: ``inline`` (this process, one rank) or ``mp`` (worker processes).
         quantization: method and options of vLLM's linears, empty for none.
         action_root: trusted root of recorded camera paths.
-        npu_rotary_mul: turn queries and keys by the device's fused operator.
-        env: environment of the workers, set before they start.
-        chunk_timeout_s: limit of a chunk; ``None`` for ten times the slowest warm chunk, at
-            least 60 s.
-        stage_init_timeout_s: limit of the start of one worker.
-        init_timeout_s: limit of the start of a server's engine, warm-up included.
     """
 
     model: str
@@ -169,41 +184,58 @@ class OmniDiffusionConfig:
     parallel: DiffusionParallelConfig = field(default_factory=DiffusionParallelConfig)
     kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
     geometry: VideoGeometry | None = None
-    max_num_seqs: int = 1
-    max_queued: int = 16
-    flow_shift: float | None = None
     enforce_eager: bool = True
     executor: str = "inline"
-    attention_backend: str = "auto"
     linear_backend: str = "native"
     quantization: Mapping[str, object] = field(default_factory=dict)
     action_root: str | None = None
-    reuse_last_step_kv: bool = False
-    vae_spatial_sharding: bool = True
-    pixel_output_mode: str = "auto"
-    leased_post_attention: bool = False
-    npu_rotary_mul: bool = False
-    npu_quant: str | None = None
-    npu_quant_scope: str = "ffn"
-    npu_quant_weight_format: str = "nz"
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    chunk_timeout_s: float | None = None
-    stage_init_timeout_s: float = 300.0
-    init_timeout_s: float = 600.0
+
+    # fmt: off
+    max_num_seqs: Annotated[Positive, setting(
+        "sessions open at once", "--max-num-seqs", aliases="max_batch_size")] = 1
+    max_queued: Annotated[NotNegative, setting(
+        "sessions that may wait for a place", "--max-queued")] = 16
+    flow_shift: Annotated[FlowShift | None, setting(
+        "flow shift of the model; a request may override it", "--flow-shift",
+        unsaid="the checkpoint's")] = None
+    attention_backend: Annotated[str, names(ATTENTION_BACKENDS, _OTHER_ATTENTION_NAMES), setting(
+        "implementation of the attention", "--diffusion-attention-backend",
+        aliases="diffusion_attention_backend")] = "auto"
+    chunk_timeout_s: Annotated[Seconds | None, setting(
+        "limit of a chunk", unsaid="10 x the slowest warm chunk, at least 60")] = None
+    stage_init_timeout_s: Annotated[Seconds, setting(
+        "seconds for a worker to start", "--stage-init-timeout", key="stage_init_timeout")] = 300.0
+    init_timeout_s: Annotated[Seconds, setting(
+        "seconds for a server's engine to start, warm-up included", "--init-timeout",
+        key="init_timeout")] = 600.0
+    env: Annotated[_Environment, setting(
+        "environment of the workers, set before they start",
+        secret=True)] = field(default_factory=dict, repr=False)
+    reuse_last_step_kv: Annotated[bool, setting(
+        "skip the commit forward: faster and lossy",
+        key="model_config.lingbot_reuse_last_step_kv")] = False
+    vae_spatial_sharding: Annotated[bool, setting(
+        "share the decoding of each frame's width among the Ulysses ranks",
+        key="model_config.lingbot_vae_spatial_sharding")] = True
+    pixel_output_mode: Annotated[str, names(PIXEL_OUTPUT_MODES), setting(
+        "how pixels reach the root rank", key="model_config.lingbot_pixel_output_mode",
+        aliases="model_config.lingbot_npu_pixel_output_mode")] = "auto"
+    leased_post_attention: Annotated[bool, setting(
+        "replay captured graphs after attention",
+        key="model_config.lingbot_npu_leased_post_attention")] = False
+    npu_rotary_mul: Annotated[bool, setting(
+        "rotary embedding by the NPU's fused operator",
+        key="model_config.lingbot_npu_rotary_mul")] = False
+    npu_quant: Annotated[Literal["w8a8"] | None, setting(
+        "8-bit linears of the feed-forward part", key="model_config.lingbot_npu_quant")] = None
+    npu_quant_scope: Annotated[Literal["ffn"], setting(
+        "linears that npu_quant changes", key="model_config.lingbot_npu_quant_scope")] = "ffn"
+    npu_quant_weight_format: Annotated[Literal["nz", "nd"], setting(
+        "layout of 8-bit weights", key="model_config.lingbot_npu_quant_weight_format")] = "nz"
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("dtype", self.dtype, DTYPES),
-            ("device", self.device, DEVICES),
-            ("distributed_executor_backend", self.executor, EXECUTORS),
-            ("attention_backend", self.attention_backend, ATTENTION_BACKENDS),
-            ("linear_backend", self.linear_backend, LINEAR_BACKENDS),
-            ("lingbot_pixel_output_mode", self.pixel_output_mode, PIXEL_OUTPUT_MODES),
-        ):
-            if value not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-        if self.max_num_seqs < 1:
-            raise ConfigError(f"max_num_seqs must be at least 1, got {self.max_num_seqs}")
+        check_fields(self)
         if self.executor == "inline" and self.parallel.world_size > 1:
             raise ConfigError(
                 f"one process cannot hold {self.parallel.world_size} ranks; set "
@@ -217,14 +249,23 @@ class OmniDiffusionConfig:
 class SamplingDefaults:
     """What a request gets when it names no value of its own; ``None`` where nothing was set."""
 
-    num_inference_steps: int | None = None
-    max_sequence_length: int | None = None
-    height: int | None = None
-    width: int | None = None
-    num_frames: int | None = None
-    seed: int | None = None
-    fps: float | None = None
-    output_type: str | None = None
-    num_outputs_per_prompt: int | None = None
-    generator_device: str | None = None
-    extra_args: Mapping[str, object] = field(default_factory=dict)
+    # fmt: off
+    num_inference_steps: Annotated[Literal[4] | None, setting(
+        "denoising steps", key=_SAMPLING)] = None
+    max_sequence_length: Annotated[Literal[512] | None, setting(
+        "prompt tokens", key=_SAMPLING)] = None
+    height: Annotated[Side | None, setting("pixels, together with width", key=_SAMPLING)] = None
+    width: Annotated[Side | None, setting("pixels, together with height", key=_SAMPLING)] = None
+    num_frames: Annotated[Frames | None, setting("pixel frames, 9 + 12k", key=_SAMPLING)] = None
+    seed: Annotated[Seed | None, setting("seed of the noise", key=_SAMPLING)] = None
+    fps: Annotated[Fps | None, setting(
+        "playback rate and time base of the camera", key=_SAMPLING)] = None
+    output_type: Annotated[OutputType | None, setting("kind of array", key=_SAMPLING)] = None
+    num_outputs_per_prompt: Annotated[Literal[1] | None, setting("videos", key=_SAMPLING)] = None
+    generator_device: Annotated[Device | None, setting(
+        "where noise is drawn; cpu: the same on every kind of device", key=_SAMPLING,
+        unsaid="the stage's device")] = None
+    extra_args: Annotated[dict[str, object], AfterValidator(_usable_extra_args), setting(
+        "merged key by key with a request's; flow_shift among them",
+        key=_SAMPLING)] = field(default_factory=dict)
+    # fmt: on

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from vllm_omni.config.deploy import MAX_SEQUENCE_LENGTH
 from vllm_omni.diffusion.camera_motion import MOVE_STEP
+from vllm_omni.diffusion.data import MAX_SEQUENCE_LENGTH
 from vllm_omni.engine.interactions import MAX_EVENT_IDS
 from vllm_omni.entrypoints.server import protocol
 from vllm_omni.entrypoints.server.socket_state import READABLE, WRITABLE

@@ -9,7 +9,12 @@ from tests.helpers.tiny import tiny_checkpoint_dir, tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.worker.worker import Worker
-from vllm_omni.errors import CheckpointError, ConfigError, UnsupportedParallelismError
+from vllm_omni.errors import (
+    CheckpointError,
+    ConfigError,
+    ConfigTypeError,
+    UnsupportedParallelismError,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
 
@@ -22,13 +27,13 @@ SIZE = VideoGeometry(64, 96)
         ({"ulysses_degree": 2, "sequence_parallel_size": 4}, "is 4 but ulysses_degree is 2"),
         ({"ring_degree": 2}, "ring_degree=2"),
         ({"allgather_degree": 2}, "allgather_degree=2"),
-        ({"ulysses_mode": "advanced_uaa"}, "ulysses_mode='advanced_uaa'"),
-        ({"ulysses_a2a_permute": True}, "ulysses_a2a_permute=True"),
+        ({"ulysses_mode": "advanced_uaa"}, 'ulysses_mode="advanced_uaa" is refused'),
+        ({"ulysses_a2a_permute": True}, "ulysses_a2a_permute=true is refused"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"cfg_parallel_size": 2}, "cfg_parallel_size=2"),
         ({"vae_patch_parallel_size": 2}, "vae_patch_parallel_size=2"),
-        ({"use_hsdp": True}, "use_hsdp=True"),
-        ({"enable_expert_parallel": True}, "enable_expert_parallel=True"),
+        ({"use_hsdp": True}, "use_hsdp=true"),
+        ({"enable_expert_parallel": True}, "enable_expert_parallel=true"),
     ],
 )
 def test_degrees_that_this_model_does_not_run_with(degrees, text):
@@ -37,8 +42,24 @@ def test_degrees_that_this_model_does_not_run_with(degrees, text):
     assert isinstance(caught.value, NotImplementedError)
 
 
+def test_degrees_of_one_value_may_be_stated():
+    stated = DiffusionParallelConfig(
+        ulysses_degree=2, ring_degree=1, ulysses_mode="strict", use_hsdp=False, hsdp_shard_size=-1
+    )
+    assert stated == DiffusionParallelConfig(ulysses_degree=2)
+    assert (stated.tensor_parallel_size, stated.world_size) == (1, 2)
+
+
+def test_a_degree_that_is_none():
+    unknown = "parallel_config.ulyses_degree is unknown; known are tensor_parallel_size, ulysses"
+    with pytest.raises(ConfigTypeError, match=unknown):
+        DiffusionParallelConfig(ulyses_degree=2)
+
+
 def test_a_degree_below_one():
-    with pytest.raises(ConfigError, match="ulysses_degree must be at least 1, got 0"):
+    with pytest.raises(
+        ConfigError, match=r"parallel_config.ulysses_degree: must be at least 1, got 0"
+    ):
         DiffusionParallelConfig(ulysses_degree=0)
 
 
@@ -82,7 +103,6 @@ def test_shapes_that_do_not_divide(without_weights, degrees, changed, text):
         ({"leased_post_attention": True, "geometry": None}, "ar_diffusion_height"),
         ({"leased_post_attention": True, "enforce_eager": False}, "enforce_eager"),
         ({"attention_backend": "npu_fusion"}, "torch_npu"),
-        ({"npu_quant": "w4"}, "lingbot_npu_quant: w8a8"),
     ],
 )
 def test_settings_that_do_not_go_together(without_weights, changes, text):

@@ -3,10 +3,7 @@
 import argparse
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import NoReturn
-
-from vllm_omni.config.vllm_names import INSTEAD, UNUSED
 
 _FLAG = re.compile(r"--?[A-Za-z][^=]*")
 
@@ -35,41 +32,17 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{usage}\n{self.prog}: error: {message}\n")
 
     def _with_hint(self, flag: str) -> str:
-        hint = self._hint(flag.lstrip("-").replace("-", "_"))
-        return flag if hint is None else f"{flag} ({hint})"
+        # Here, so that parsers of other commands do not load the configuration.
+        from vllm_omni.config.keys import suggest
 
-    def _hint(self, name: str) -> str | None:
         known = {option for option in self._option_string_actions if "_" not in option}
-        if name in INSTEAD:
-            instead = _spelled(INSTEAD[name])
-            return f"use {instead}" if instead in known else f"set {INSTEAD[name]} in a deploy file"
-        if name in UNUSED:
-            return "not used by this model"
-        path = _deploy_path(name)
-        if path is not None:
-            return f"set {path} in a deploy file"
-        close = get_close_matches(_spelled(name), known, n=1)
-        return f"did you mean {close[0]}?" if close else None
 
+        def spell(key: str) -> str:
+            for action in self._actions:
+                if action.dest.partition(".")[2] == key:
+                    return action.option_strings[0]
+            own = f"--{key.replace('_', '-')}"
+            return own if own in known else f"{key} in a deploy file"
 
-def _spelled(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _deploy_path(name: str) -> str | None:
-    """Dotted path of an ordinary key of the deploy file that is no flag."""
-    # Here, so that parsers of other commands do not load the configuration.
-    from vllm_omni.config.deploy import KVSection, ModelSection
-    from vllm_omni.config.schema import Section, status_of, yaml_key
-    from vllm_omni.config.stage import StageSection
-
-    sections: tuple[tuple[str, type[Section]], ...] = (
-        ("", StageSection),
-        ("model_config.", ModelSection),
-        ("model_config.ar_diffusion_kv_config.", KVSection),
-    )
-    for prefix, section in sections:
-        for field_name, field in section.model_fields.items():
-            if yaml_key(field_name, field) == name and status_of(field) is None:
-                return f"{prefix}{name}"
-    return None
+        local = [option.lstrip("-").replace("-", "_") for option in known]
+        return flag + suggest(flag.lstrip("-").replace("-", "_"), local, spell)

@@ -12,13 +12,14 @@ from pathlib import Path
 from vllm_omni import envs
 from vllm_omni.config.checkpoint import require_model
 from vllm_omni.config.devices import detect_platform
+from vllm_omni.config.layers import COMMAND_LINE
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
-from vllm_omni.config.schema import HIDDEN
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.entrypoints.cli.flag_parser import add_flags, refuse_by_name, typed_values
-from vllm_omni.entrypoints.cli.flags import FLAGS
+from vllm_omni.entrypoints.cli.flags import add_flags, refuse_by_name, typed_values
 from vllm_omni.errors import ConfigError
 from vllm_omni.logger import configure_logging, get_logger
+from vllm_omni.setting import HIDDEN
+from vllm_omni.wording import shown
 
 logger = get_logger(__name__)
 
@@ -28,6 +29,7 @@ _SERVER_MODULE = "vllm_omni.entrypoints.server.app"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and all flags of the table."""
+    parser.usage = "%(prog)s MODEL --omni [options]"
     parser.add_argument(
         "serve.model_tag",
         metavar="MODEL",
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="checkpoint directory, or hub id that is in the local cache",
     )
-    add_flags(parser, FLAGS)
+    add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """
     configure_logging()
     model = _model(args)
-    refuse_by_name(args, FLAGS)
+    refuse_by_name(args)
     server = _server_config(args, model)
     with _log_file(server):
         logger.info("serving %s; non-default args: %s", model, _typed_line(args))
@@ -72,7 +74,9 @@ def _resolve(args: argparse.Namespace, model: str) -> ResolvedDeployment:
     given = typed_values(args, "serve")
     stage_overrides = given.get("stage_overrides")
     if stage_overrides is not None and not isinstance(stage_overrides, dict):
-        raise ConfigError(f'--stage-overrides must look like {{"0": {{...}}}}: {stage_overrides!r}')
+        raise ConfigError(
+            f'--stage-overrides: must look like {{"0": {{...}}}}, got {shown(stage_overrides)}'
+        )
     deploy_config = given.get("deploy_config")
     return resolve(
         model,
@@ -81,7 +85,7 @@ def _resolve(args: argparse.Namespace, model: str) -> ResolvedDeployment:
         stage_overrides=stage_overrides,
         platform=detect_platform(),
         executor="mp",
-        source="command line",
+        source=COMMAND_LINE,
     )
 
 
@@ -107,7 +111,7 @@ def _origins(words: tuple[str, ...]) -> tuple[str, ...]:
     except ValueError as error:
         raise ConfigError(f"--allowed-origins is not a JSON list: {error}") from None
     if not all(isinstance(origin, str) for origin in listed):
-        raise ConfigError(f"--allowed-origins must list texts, got {listed!r}")
+        raise ConfigError(f"--allowed-origins: must list texts, got {shown(listed)}")
     return tuple(listed)
 
 

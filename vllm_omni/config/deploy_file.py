@@ -1,41 +1,69 @@
-"""Deploy files: finding, reading, inheritance and ``${...}`` references."""
+"""Deploy files: finding, reading, inheritance, and the keys of their top level."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
-from vllm_omni.config.deployment import DeploySection, PlatformSection
-from vllm_omni.config.schema import parse_section
+from vllm_omni.config.keys import KEYS, refuse_all, suggest
 from vllm_omni.errors import ConfigError, ConfigNotFoundError
+from vllm_omni.other_keys import TOP_KEYS
+from vllm_omni.setting import PARALLEL, Setting, Text, no_effect_notes
+from vllm_omni.wording import one_of, shown
 
 PACKAGED_DIR = Path(__file__).resolve().parents[1] / "deploy"
-STAGE_ID = 0
+STAGE_ID = "0"
+PLATFORMS = ("cpu", "cuda", "npu", "rocm", "xpu", "musa")
+_FOR_THE_STAGE = (
+    "dtype", "distributed_executor_backend", "quantization", "pipeline_parallel_size",
+    "data_parallel_size",
+)  # fmt: skip
+_SEE_STAGE = "as the stage key of this name, which wins"
+_STAGES = Setting("stages", list[dict[str, object]], "stages by stage_id; there is one, stage 0")
+TOP: dict[str, Setting] = {
+    one.key: one
+    for one in (
+        Setting("pipeline", Literal["lingbot_world"], "model that is served"),
+        Setting("base_config", Text, "file to inherit from, relative to this one"),
+        _STAGES,
+        Setting(
+            "platforms", dict[str, dict[str, object]],
+            "platform name -> {stages: [...]}: values for keys that the stage leaves out",
+        ),
+        Setting("quantization", object, _SEE_STAGE),
+        *(Setting(key, KEYS[key if key in KEYS else PARALLEL + key].type, _SEE_STAGE)
+          for key in _FOR_THE_STAGE if key != "quantization"),
+        *TOP_KEYS,
+    )
+}  # fmt: skip
+"""Keys of the top level."""
+_PLATFORM = {"stages": _STAGES}
 _DEEP_KEYS = frozenset({
     "default_sampling_params", "default_pooling_params", "subtalker_sampling_params",
     "engine_extras", "engine_args", "connectors", "platforms",
 })  # fmt: skip
-_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
-_PATH = re.compile(r"\w+(\.\w+)*")
 
 Node = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class DeployFile:
-    """A deploy file after inheritance and references.
+    """A deploy file after inheritance.
 
     Attributes:
+        top: settings of the stage that stand at the top level, as written.
         stage: stage 0 as written, empty where the file lists no stage.
         platform_stages: platform name -> stage 0 of its section, as written.
+        no_effect: one line for each key of the top level that does nothing.
     """
 
     path: Path
-    top: DeploySection
+    top: Mapping[str, object]
     stage: Mapping[str, object]
     platform_stages: Mapping[str, Mapping[str, object]]
+    no_effect: tuple[str, ...]
 
 
 def load_deploy_file(name: str | Path) -> DeployFile:
@@ -43,22 +71,48 @@ def load_deploy_file(name: str | Path) -> DeployFile:
 
     Raises:
         ConfigNotFoundError: if there is no such file.
-        ConfigError: if it is not YAML, names a key twice, refers to nothing, or does not
-            describe one stage 0.
+        ConfigError: if it is not YAML, names a key twice, or does not describe one stage 0.
     """
     path = find_deploy_file(Path(name))
-    tree = _resolve_references(_read_with_bases(path, ()), path)
-    top = parse_section(DeploySection, tree, where=str(path))
-    platforms = {
-        platform: _only_stage(
-            parse_section(
-                PlatformSection, _as_node(section, path), where=f"{path}: platforms.{platform}"
-            ).stages,
-            f"{path}: platforms.{platform}",
-        )
-        for platform, section in (top.platforms or {}).items()
-    }
-    return DeployFile(path, top, _only_stage(top.stages, str(path)), platforms)
+    tree = _checked(_read_with_bases(path, ()), TOP, str(path))
+    return DeployFile(
+        path,
+        {key: tree[key] for key in _FOR_THE_STAGE if key in tree},
+        _only_stage(tree, str(path)),
+        _platform_stages(_as_node(tree.get("platforms", {}), path), path),
+        tuple(no_effect_notes(tree, TOP)),
+    )
+
+
+def _checked(tree: Node, known: Mapping[str, Setting], where: str) -> Node:
+    wrong: list[str] = []
+    unknown = [f"{key!r}{suggest(key, known, _in_the_stage)}" for key in tree if key not in known]
+    given = {key: value for key, value in tree.items() if value is not None and key in known}
+    for key, value in given.items():
+        try:
+            known[key].checked(value, key)
+            known[key].refuse(value, key)
+        except ConfigError as error:
+            wrong.append(str(error))
+    refuse_all(where, unknown, wrong)
+    return given
+
+
+def _in_the_stage(key: str) -> str:
+    """How a key is named to a reader at the top level."""
+    return key if key in TOP else f"{key} of the stage"
+
+
+def _platform_stages(platforms: Node, path: Path) -> dict[str, Node]:
+    found = {}
+    for name, section in platforms.items():
+        where = f"{path}: platforms.{name}"
+        if name not in PLATFORMS:
+            raise ConfigError(
+                f"{path}: platforms: unknown platform {name!r}; must be {one_of(PLATFORMS)}"
+            )
+        found[name] = _only_stage(_checked(_as_node(section, path), _PLATFORM, where), where)
+    return found
 
 
 def find_deploy_file(path: Path) -> Path:
@@ -73,19 +127,20 @@ def find_deploy_file(path: Path) -> Path:
     raise ConfigNotFoundError(f"Deploy config not found: {path} (looked at {looked})")
 
 
-def _only_stage(stages: list[Node] | None, where: str) -> Node:
-    found: Node | None = None
-    for stage in stages or []:
+def _only_stage(tree: Node, where: str) -> Node:
+    stages = tree.get("stages", [])
+    assert isinstance(stages, list), "a checked list"
+    for stage in stages:
         if "stage_id" not in stage:
             raise ConfigError(f"{where}: each stage needs a stage_id")
-        if stage["stage_id"] != STAGE_ID or isinstance(stage["stage_id"], bool):
+        stage_id = shown(stage["stage_id"])
+        if stage_id != STAGE_ID:
             raise ConfigError(
-                f"{where}: unknown stage_id {stage['stage_id']!r}; this pipeline has one stage, 0"
+                f"{where}: unknown stage_id {stage_id}; this pipeline has one stage, 0"
             )
-        if found is not None:
-            raise ConfigError(f"{where}: stage_id 0 is listed twice")
-        found = stage
-    return {} if found is None else found
+    if len(stages) > 1:
+        raise ConfigError(f"{where}: stage_id 0 is listed twice")
+    return stages[0] if stages else {}
 
 
 def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> Node:
@@ -167,47 +222,3 @@ def _as_node(value: object, path: Path) -> Node:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"{path} must be a mapping with names as keys, got {value!r}")
     return value
-
-
-def _resolve_references(tree: Node, path: Path) -> Node:
-    """Replace ``${key.path}``, an absolute path in the same file, by what stands there."""
-    return _as_node(_Resolver(tree, path).resolve(tree, ()), path)
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolver:
-    tree: Node
-    path: Path
-
-    def resolve(self, value: object, open_references: tuple[str, ...]) -> object:
-        if isinstance(value, dict):
-            return {key: self.resolve(below, open_references) for key, below in value.items()}
-        if isinstance(value, list):
-            return [self.resolve(below, open_references) for below in value]
-        if not isinstance(value, str) or "${" not in value:
-            return value
-        whole = _REFERENCE.fullmatch(value)
-        if whole is not None:
-            return self._look_up(whole[1], open_references)
-        text = _REFERENCE.sub(lambda match: str(self._look_up(match[1], open_references)), value)
-        if "${" in text:
-            raise ConfigError(f"{self.path}: cannot read the reference in {value!r}")
-        return text
-
-    def _look_up(self, reference: str, open_references: tuple[str, ...]) -> object:
-        if reference in open_references:
-            raise ConfigError(f"{self.path}: the reference ${{{reference}}} goes in a circle")
-        if _PATH.fullmatch(reference) is None:
-            raise ConfigError(
-                f"{self.path}: ${{{reference}}} is not supported; a reference is a path of keys "
-                "from the top of the file, for example ${dtype} or ${stages.0.devices}"
-            )
-        node: object = self.tree
-        for part in reference.split("."):
-            if isinstance(node, dict) and part in node:
-                node = node[part]
-            elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
-                node = node[int(part)]
-            else:
-                raise ConfigError(f"{self.path}: ${{{reference}}} refers to nothing")
-        return self.resolve(node, (*open_references, reference))
