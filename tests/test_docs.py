@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+import tomllib
 from argparse import ArgumentParser
 from functools import cache
 from pathlib import Path
@@ -157,3 +158,13 @@ def test_the_recipe_names_every_error_code():
     known = set(re.findall(r"\w+_\w+", described))
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (?:ends|goes on)", RECIPE.read_text(), re.MULTILINE)
     assert set(rows) == known
+
+
+def test_every_dependency_has_its_reason_in_the_readme_and_uvicorns_inside_its_bound():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.match(r"[\w-]+", line)[0]: line for line in project["dependencies"]}
+    table = (ROOT / "README.md").read_text().partition("## Run-time dependencies")[2]
+    rows = re.findall(r"^\| ([a-z].*?) \| \S", table.partition("\n## ")[0], re.MULTILINE)
+    told = {re.match(r"[\w-]+", name)[0] for row in rows[1:] for name in row.split(", ")}
+    assert told == set(needed)
+    assert re.search(r"<0\.\d+$", needed["uvicorn"])
