@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 CPU = "cpu"
-HARDWARE_MARKS = frozenset({CPU, "gpu", "cuda", "npu", "H100"})
-LEVEL_MARKS = frozenset({"core_model", "advanced_model", "full_model", "local_model"})
+HARDWARE_MARKS = frozenset({CPU, "gpu", "cuda", "npu"})
+LEVEL_MARKS = frozenset({"core_model", "advanced_model", "full_model"})
 
 
 def hardware_test(
@@ -25,12 +25,10 @@ def hardware_test(
         raise ValueError(f"platforms are cpu, cuda and npu, got {sorted(res)}")
     needed = {name: _cards_for(name, num_cards) for name in res}
     marks = [pytest.mark.skipif(not _any_available(needed), reason=f"needs {needed} cards")]
-    for platform, card in res.items():
+    for platform in res:
         marks.append(_mark(platform))
         if platform != CPU:
             marks.append(pytest.mark.gpu)
-        if card in HARDWARE_MARKS:
-            marks.append(_mark(card))
 
     def decorate(test: Any) -> Any:
         for mark in marks:
