@@ -18,7 +18,7 @@ MAX_MEDIAN_FUNCTION_LINES = 12
 ENVIRONMENT_FILE = "vllm_omni/envs.py"
 NPU_FILES = {
     "vllm_omni/platforms/npu.py",
-    "vllm_omni/diffusion/attention/backends/npu_fusion.py",
+    "vllm_omni/diffusion/attention/npu_fusion.py",
 }
 CATCH_SITES = {"vllm_omni/experimental/ar_diffusion/runner.py:_closing"}
 """``path:function`` of the handlers that catch everything and do not raise again. There may be

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.lingbot_world.roofline_counts import VARIANTS, chunk_exchange, read_model
 from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.traffic import TrafficKind
+from vllm_omni.diffusion.distributed.parallel_state import TrafficKind
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.messages import (

@@ -21,17 +21,21 @@ from benchmarks.lingbot_world.roofline_devices import (
     decode_ms,
 )
 from benchmarks.lingbot_world.roofline_vae import Vae, count_decode
-from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear import PlainLinearMethod
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
-from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
+from vllm_omni.diffusion.models.lingbot_world.chunk import (
+    COMMIT_TIMESTEP,
+    DmdSchedule,
+    commit,
+    denoise,
+)
 from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS, LingBotWorldConfig
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
-from vllm_omni.diffusion.models.lingbot_world.schedule import COMMIT_TIMESTEP, DmdSchedule
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
     ChunkContext,

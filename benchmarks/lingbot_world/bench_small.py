@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.lingbot_world.bench_timing import Clock, peak_bytes
-from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.data import KVCacheConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.weights import weight_targets
@@ -21,7 +21,6 @@ from vllm_omni.diffusion.messages import (
 )
 from vllm_omni.diffusion.models.lingbot_world.load import read_checkpoint
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
-from vllm_omni.diffusion.models.lingbot_world.stopwatch import ChunkStopwatch
 from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
@@ -39,11 +38,11 @@ def small_run(model: Path, geometry: VideoGeometry, device: str, chunks: int) ->
     Args:
         chunks: chunks of the rollout; those after the window is full count for the medians.
     """
-    ChunkStopwatch.synchronize = True
     config = OmniDiffusionConfig(
         model=str(model), device=device, dtype="float32", geometry=geometry, max_num_seqs=1
     )
     worker = Worker(config)
+    worker.pipeline.waits_at_laps = True
     clock = Clock(worker.device)
     facts = read_checkpoint(model, KVCacheConfig())
     with torch.inference_mode():

@@ -10,19 +10,10 @@ from benchmarks.lingbot_world.bench_model import main, parse_arguments
 from benchmarks.lingbot_world.bench_real import scale_of
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
-from vllm_omni.diffusion.models.lingbot_world.stopwatch import ChunkStopwatch
 
 pytestmark = [pytest.mark.core_model, pytest.mark.benchmark, pytest.mark.cpu]
 
 PARTS = {"condition_ms", "camera_ms", "probes_ms", "decode_ms", "commit_ms"}
-
-
-@pytest.fixture(autouse=True)
-def _stopwatch():
-    """The benchmark lets stopwatches wait for the device; other tests do not want that."""
-    before = ChunkStopwatch.synchronize
-    yield
-    ChunkStopwatch.synchronize = before
 
 
 def run(capsys, *arguments):

@@ -9,16 +9,16 @@ import torch
 from tests.golden.archive import Archive, first_fact
 from tests.golden.report import Made, Skipped
 from tests.helpers.golden import GoldenSet
+from tests.helpers.rays import path_rays
 from vllm_omni.diffusion.camera_motion import integrate_keys, normalise_keys, quaternion_of
 from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, VideoGeometry
 from vllm_omni.diffusion.models.lingbot_world.camera import (
-    build_plucker_embedding,
+    RayView,
     fold_camera,
     framewise_deltas,
+    interpolate_camera_trajectory,
     reference_intrinsics,
 )
-from vllm_omni.diffusion.models.lingbot_world.camera_track import RayView
-from vllm_omni.diffusion.models.lingbot_world.resample import interpolate_camera_trajectory
 
 _KEYS_PER_CHUNK = 3
 _DEFAULT_PATH = "interp.45_to_12"
@@ -90,11 +90,9 @@ def _plucker(golden: GoldenSet, name: str, match: re.Match) -> torch.Tensor:
         poses, intrinsics = (array.repeat_interleave(count, dim=0) for array in first)
     else:
         poses, intrinsics = (torch.from_numpy(array)[:count] for array in _path(golden, name))
-    sizes = {
-        field: None if fields[field] is None else int(fields[field])
-        for field in ("height", "width", "target_height", "target_width")
-    }
-    rays = build_plucker_embedding(
+    # Rays of a size depend on nothing else: those of a target size are its own.
+    sizes = {side: int(fields[f"target_{side}"] or fields[side]) for side in ("height", "width")}
+    rays = path_rays(
         poses,
         intrinsics,
         **sizes,

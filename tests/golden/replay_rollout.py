@@ -30,10 +30,9 @@ from vllm_omni.diffusion.messages import (
     ScriptedKeys,
     SessionRequest,
 )
-from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_track
-from vllm_omni.diffusion.models.lingbot_world.chunk import draw_noise
+from vllm_omni.diffusion.models.lingbot_world.camera import create_camera_track
+from vllm_omni.diffusion.models.lingbot_world.chunk import DMD_LABELS, draw_noise
 from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
-from vllm_omni.diffusion.models.lingbot_world.schedule import DMD_LABELS
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.inputs.picture import load_image
@@ -202,14 +201,14 @@ def _run(pipeline: LingBotWorldCausalDMDPipeline, rollout: Rollout) -> dict[str,
     }
     if request.output is OutputKind.UINT8:
         made["uint8"] = torch.cat(pixels)
-        made["video"], _ = pipeline.parts.vae.decode(made["latents"], DecoderState.fresh())
+        made["video"], _ = pipeline.model.vae.decode(made["latents"], DecoderState.fresh())
     return made
 
 
 def _camera_tensors(rollout: Rollout, pipeline: LingBotWorldCausalDMDPipeline) -> torch.Tensor:
     request = rollout.request
     geometry = VideoGeometry(request.height, request.width)
-    track = create_camera_track(request, geometry, dtype=pipeline.parts.dtype, device=_CPU)
+    track = create_camera_track(request, geometry, dtype=pipeline.model.dtype, device=_CPU)
     state, tensors = track.fresh(), []
     for plan in rollout.plans:
         camera, state = track.next_chunk(state, plan)

@@ -10,7 +10,7 @@ from tests.golden.report import Made
 from tests.helpers.golden import GoldenSet
 from vllm_omni.diffusion.layers.embeddings import timestep_sinusoid
 from vllm_omni.diffusion.layers.rope import RotaryEmbeddingWan
-from vllm_omni.diffusion.models.lingbot_world.schedule import DmdSchedule
+from vllm_omni.diffusion.models.lingbot_world.chunk import DmdSchedule
 
 _SHIFT = re.compile(r"shift([\d.]+)\.(timesteps|sigmas)")
 _SINUSOID = re.compile(r"sinusoid\.dim(\d+)")

@@ -13,7 +13,7 @@ from tests.golden.report import Made
 from tests.golden.taps import RecordingAttention, Taps
 from tests.golden.transformer_case import Case, Name, parse, split_cases
 from tests.helpers.golden import GoldenSet
-from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
@@ -24,9 +24,13 @@ from vllm_omni.diffusion.geometry import (
 )
 from vllm_omni.diffusion.layers.linear import PlainLinearMethod
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
-from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
+from vllm_omni.diffusion.models.lingbot_world.chunk import (
+    COMMIT_TIMESTEP,
+    DmdSchedule,
+    commit,
+    denoise,
+)
 from vllm_omni.diffusion.models.lingbot_world.load import load_transformer
-from vllm_omni.diffusion.models.lingbot_world.schedule import COMMIT_TIMESTEP, DmdSchedule
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
     ChunkContext,

@@ -15,7 +15,7 @@ from tests.golden.report import FAIL, INPUT, PASS, compare_arrays
 from tests.helpers.dense_oracle import DenseOracle, visible_history
 from tests.helpers.golden import SUBSET_DIR, golden_dir, requires_golden
 from tests.helpers.model_builders import SMALL_MODEL, weights_of
-from vllm_omni.diffusion.models.lingbot_world.schedule import DmdSchedule
+from vllm_omni.diffusion.models.lingbot_world.chunk import DmdSchedule
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import torch
 
-from vllm_omni.diffusion.attention.backends.sdpa import SdpaAttention
+from vllm_omni.diffusion.attention.sdpa import SdpaAttention
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
 from vllm_omni.diffusion.layers.linear import LinearMethod, PlainLinearMethod

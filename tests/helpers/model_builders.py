@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.helpers.tiny import tiny_config
-from vllm_omni.diffusion.attention.backend import AttentionBackend
-from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.attention.backend import AttentionBackend, create_attention_backend
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE

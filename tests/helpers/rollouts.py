@@ -7,8 +7,7 @@ from torch import Tensor
 
 from tests.helpers.sessions import small_request
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.parallel_state import ParallelState
-from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
+from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic, ParallelState
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.messages import ChunkPlan, OutputKind, PromptStep
 from vllm_omni.diffusion.worker.worker import Worker

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vllm_omni.platforms.int8 import ReferenceInt8Ops
+from vllm_omni.platforms.fused import ReferenceInt8Ops
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms import create_platform
 

@@ -12,7 +12,7 @@ from tests.helpers.linear_layers import DIM, Layers, checkpoint, tokens
 from tests.vllm.installed import BACKENDS, VLLM_WARNS
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
-from vllm_omni.diffusion.layers.linear_backend import create_linear_backend
+from vllm_omni.diffusion.layers.linear import create_linear_backend
 from vllm_omni.diffusion.layers.weights import weight_targets
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu, VLLM_WARNS]

@@ -21,7 +21,7 @@ from tests.vllm.installed import VLLM_WARNS, requires_vllm
 from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.layers.linear_backend import create_linear_backend
+from vllm_omni.diffusion.layers.linear import create_linear_backend
 from vllm_omni.diffusion.layers.weights import weight_targets
 from vllm_omni.errors import CheckpointError, ConfigError
 
@@ -197,7 +197,7 @@ def test_methods_of_our_own_keep_their_layers():
     from vllm_omni.diffusion.layers.linear import ReplicatedLinear
     from vllm_omni.diffusion.layers.linear_vllm import VllmLinear
     from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
-    from vllm_omni.platforms.int8 import ReferenceInt8Ops
+    from vllm_omni.platforms.fused import ReferenceInt8Ops
 
     dtype = torch.bfloat16
     layers = Layers(ParallelState(), dtype)

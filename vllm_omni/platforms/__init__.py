@@ -1,4 +1,4 @@
-"""The device a process runs on: one platform object, chosen by name at start-up."""
+"""Platforms: the kinds of device that a process can run on, chosen by name at start-up."""
 
 from importlib import import_module
 
@@ -15,7 +15,7 @@ _PLATFORMS = {
 
 
 def create_platform(name: str) -> Platform:
-    """Make the platform called ``name``.
+    """Import and make the platform called ``name``.
 
     Raises:
         ConfigError: if there is no such platform, or its libraries are missing.
@@ -23,4 +23,4 @@ def create_platform(name: str) -> Platform:
     if name not in _PLATFORMS:
         raise ConfigError(f"device must be one of {', '.join(_PLATFORMS)}, got {name!r}")
     module, attribute = _PLATFORMS[name]
-    return vars(import_module(module))[attribute]()
+    return getattr(import_module(module), attribute)()

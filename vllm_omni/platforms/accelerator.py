@@ -1,28 +1,29 @@
-"""What devices have in common whose module of torch follows the interface of ``torch.cuda``."""
+"""The part of a platform that GPUs and NPUs have in common."""
 
 from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 import torch
+from typing_extensions import override
 
-from vllm_omni.platforms.base import CompletionEvent
+from vllm_omni.platforms.base import CompletionEvent, Platform
 from vllm_omni.platforms.laps import DeviceLaps, LapClock
 
 
 @runtime_checkable
 class RecordedEvent(CompletionEvent, Protocol):
-    """A completion event that can be waited for."""
+    """A completion event that the host can wait for."""
 
     def synchronize(self) -> None:
-        """Wait until the device has passed it."""
+        """Wait until the device has passed the event."""
         ...
 
 
-class AcceleratorPlatform:
-    """Memory by a caching allocator, work in queues, timed events; a part of a ``Platform``.
+class AcceleratorPlatform(Platform):
+    """A platform with a caching allocator, queues of work and timed events.
 
     Args:
-        module: ``torch.cuda`` or its sibling of another device.
+        module: ``torch.cuda``, or the module of another device with the same interface.
     """
 
     pool_from_free_memory = True
@@ -30,27 +31,30 @@ class AcceleratorPlatform:
     def __init__(self, module: ModuleType) -> None:
         self._module = module
 
+    @override
     def free_bytes(self, device: torch.device) -> int:
-        """Free memory of the driver, once the allocator has given back what it can.
+        """Ask the driver, after the allocator has given back what it can.
 
-        What it keeps, pieces between other tensors and memory of graphs, fits no new pool.
+        What the allocator keeps (pieces between other tensors, memory of graphs) is of no use to a
+        new pool.
         """
         self._module.empty_cache()
         free, _ = self._module.mem_get_info(device)
         return free
 
+    @override
     def peak_bytes(self, device: torch.device) -> int:
-        """Peak of allocated bytes."""
         return self._module.max_memory_allocated(device)
 
+    @override
     def synchronize(self, device: torch.device) -> None:
-        """Wait for the device."""
         self._module.synchronize(device)
 
+    @override
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy through pinned memory and wait for this copy only, not for work queued later.
+        """Copy through pinned memory.
 
-        Every call takes a fresh pinned buffer: one that is used again might be written before
+        Every call takes a new pinned buffer, since one that is used again might be written before
         an earlier copy out of it has run.
         """
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -58,8 +62,8 @@ class AcceleratorPlatform:
         self._recorded_event(tensor.device).synchronize()
         return host
 
+    @override
     def lap_clock(self, device: torch.device) -> LapClock:
-        """Timed events."""
         return DeviceLaps(self._module, device)
 
     def _recorded_event(self, device: torch.device) -> RecordedEvent:

@@ -1,13 +1,14 @@
-"""What the rest of the package asks of a device; implemented once per platform."""
+"""The interface between the package and a kind of device. Each platform implements it once."""
 
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Shaped
+from torch import Tensor
 
+from vllm_omni.platforms.fused import Int8Ops, RotaryMul
 from vllm_omni.platforms.graphs import GraphRuntime
-from vllm_omni.platforms.int8 import Int8Ops
 from vllm_omni.platforms.laps import LapClock
-from vllm_omni.platforms.rotary import RotaryMul
 
 
 @runtime_checkable
@@ -15,7 +16,7 @@ class CompletionEvent(Protocol):
     """A mark in a device's queue of work."""
 
     def query(self) -> bool:
-        """Whether the device has passed it."""
+        """Tell, without waiting, whether the device has passed the mark."""
         ...
 
 
@@ -37,15 +38,15 @@ class Platform(Protocol):
     pool_from_free_memory: bool
 
     def device(self, local_rank: int) -> torch.device:
-        """The device of a rank, made current for this process."""
+        """Return the device of a rank and make it current for this process."""
         ...
 
     def free_bytes(self, device: torch.device) -> int:
-        """Memory that new tensors can take."""
+        """Return the bytes of memory that new tensors can take."""
         ...
 
     def peak_bytes(self, device: torch.device) -> int:
-        """Largest number of bytes that tensors held at once since the process started."""
+        """Return the most bytes that tensors held at once since the process started."""
         ...
 
     def synchronize(self, device: torch.device) -> None:
@@ -53,23 +54,24 @@ class Platform(Protocol):
         ...
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy to host memory; complete when this returns, without waiting for later work."""
+        """Copy to host memory. The copy is complete on return; later work is not waited for."""
         ...
 
     def completion_event(self, device: torch.device) -> CompletionEvent | None:
         """Mark the end of the work queued so far.
 
-        ``None`` where memory that an exchange has touched may be given back as soon as the call
-        that waits for the exchange returns.
+        Returns:
+            The mark, or ``None`` if memory that an exchange has touched may be freed as soon as the
+            call that waits for the exchange has returned.
         """
         ...
 
     def lap_clock(self, device: torch.device) -> LapClock:
-        """A clock for work on the device's current queue."""
+        """Return a clock for work on the device's current queue."""
         ...
 
     def int8_ops(self) -> Int8Ops:
-        """Operators of 8-bit linears.
+        """Return the operators of 8-bit linears.
 
         Raises:
             ConfigError: if the platform has none.
@@ -77,7 +79,7 @@ class Platform(Protocol):
         ...
 
     def rotary_mul(self) -> RotaryMul:
-        """The fused rotary operator.
+        """Return the fused rotary operator.
 
         Raises:
             ConfigError: if the platform has none.
@@ -85,5 +87,23 @@ class Platform(Protocol):
         ...
 
     def graph_runtime(self) -> GraphRuntime:
-        """How work is captured and replayed."""
+        """Make a runtime that captures and replays work."""
         ...
+
+
+_WITHOUT_QUEUE = {"cpu", "meta"}
+
+
+def to_device(host: Shaped[Tensor, "*shape"], device: torch.device) -> Shaped[Tensor, "*shape"]:
+    """Copy a small tensor to a device in the order of its queue, without waiting for the device.
+
+    The copy goes through pinned memory: out of pageable memory it would wait for the queue. The
+    allocator of pinned memory keeps a block until the copies out of it are done.
+
+    Args:
+        host: pageable tensor; it may be dropped or written to when this returns. It must not hold
+            indices: on an NPU a kernel that runs before the copy would fault.
+    """
+    if device.type in _WITHOUT_QUEUE or host.device.type != "cpu":
+        return host.to(device)
+    return host.contiguous().pin_memory().to(device, non_blocking=True)

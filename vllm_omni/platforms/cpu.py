@@ -1,35 +1,37 @@
-"""The CPU: development, tests and the demo."""
+"""The CPU platform, for development, tests and the demo."""
 
 import os
 import resource
 from pathlib import Path
 
 import torch
+from typing_extensions import override
 
+from vllm_omni.platforms.base import Platform
+from vllm_omni.platforms.fused import Int8Ops, ReferenceInt8Ops, ReferenceRotaryMul, RotaryMul
 from vllm_omni.platforms.graphs import EagerGraphRuntime, GraphRuntime
-from vllm_omni.platforms.int8 import Int8Ops, ReferenceInt8Ops
 from vllm_omni.platforms.laps import HostLaps, LapClock
-from vllm_omni.platforms.rotary import ReferenceRotaryMul, RotaryMul
 
 _KIB = 1024
 _MEMINFO = Path("/proc/meminfo")
 
 
-class CpuPlatform:
-    """Host memory, gloo, scaled-dot-product attention."""
+class CpuPlatform(Platform):
+    """Runs in host memory, with gloo and torch's scaled dot-product attention."""
 
     name = "cpu"
     collective_backend = "gloo"
     attention_backend = "sdpa"
     pool_from_free_memory = False
 
+    @override
     def device(self, local_rank: int) -> torch.device:
-        """The host itself, whatever the rank."""
         del local_rank
         return torch.device("cpu")
 
+    @override
     def free_bytes(self, device: torch.device) -> int:
-        """Memory that new tensors can take: free pages and, on Linux, caches that give way."""
+        """Count free pages and, on Linux, caches that would give way."""
         del device
         if _MEMINFO.is_file():
             for line in _MEMINFO.read_text(encoding="ascii").splitlines():
@@ -37,36 +39,37 @@ class CpuPlatform:
                     return int(line.split()[1]) * _KIB
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
+    @override
     def peak_bytes(self, device: torch.device) -> int:
-        """Largest resident size of this process."""
+        """Return the largest resident size of this process."""
         del device
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
 
+    @override
     def synchronize(self, device: torch.device) -> None:
-        """Nothing is queued on a CPU."""
-        del device
+        del device  # nothing is queued
 
+    @override
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
         return tensor
 
+    @override
     def completion_event(self, device: torch.device) -> None:
-        """Exchanges end when their call returns."""
-        del device
+        del device  # exchanges end when their call returns
 
+    @override
     def lap_clock(self, device: torch.device) -> LapClock:
-        """The host's own clock."""
         del device
         return HostLaps()
 
+    @override
     def int8_ops(self) -> Int8Ops:
-        """The arithmetic in plain torch."""
         return ReferenceInt8Ops()
 
+    @override
     def rotary_mul(self) -> RotaryMul:
-        """The arithmetic in plain torch."""
         return ReferenceRotaryMul()
 
+    @override
     def graph_runtime(self) -> GraphRuntime:
-        """Calls instead of captures."""
         return EagerGraphRuntime()

@@ -1,16 +1,16 @@
-"""NVIDIA GPUs."""
+"""The platform of NVIDIA GPUs."""
 
 import torch
+from typing_extensions import override
 
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.accelerator import AcceleratorPlatform
+from vllm_omni.platforms.fused import Int8Ops, RotaryMul
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
-from vllm_omni.platforms.int8 import Int8Ops
-from vllm_omni.platforms.rotary import RotaryMul
 
 
 class CudaPlatform(AcceleratorPlatform):
-    """Device memory by the caching allocator, NCCL, fused attention kernels through SDPA."""
+    """Runs on one GPU per rank, with NCCL and torch's fused attention kernels."""
 
     name = "cuda"
     collective_backend = "nccl"
@@ -19,8 +19,9 @@ class CudaPlatform(AcceleratorPlatform):
     def __init__(self) -> None:
         super().__init__(torch.cuda)
 
+    @override
     def device(self, local_rank: int) -> torch.device:
-        """GPU ``local_rank`` among the visible ones.
+        """Return GPU ``local_rank`` of those that are visible.
 
         Raises:
             ConfigError: if this torch sees no such GPU.
@@ -35,32 +36,24 @@ class CudaPlatform(AcceleratorPlatform):
         torch.cuda.set_device(device)
         return device
 
+    @override
     def completion_event(self, device: torch.device) -> None:
-        """The allocator reuses memory in the order of the queue that the exchange joined."""
-        del device
+        del device  # the allocator reuses memory in the order of the queue
 
+    @override
     def int8_ops(self) -> Int8Ops:
-        """None here.
-
-        Raises:
-            ConfigError: always.
-        """
         raise ConfigError(
             "lingbot_npu_quant has operators for device npu and a reference for cpu, got cuda; "
             "leave it out"
         )
 
+    @override
     def rotary_mul(self) -> RotaryMul:
-        """None here.
-
-        Raises:
-            ConfigError: always.
-        """
         raise ConfigError(
             "lingbot_npu_rotary_mul has an operator for device npu and a reference for cpu, got "
             "cuda; leave it out"
         )
 
+    @override
     def graph_runtime(self) -> GraphRuntime:
-        """Captures by CUDA graph."""
         return DeviceGraphRuntime("cuda", GraphInterface(torch.cuda, torch.cuda.CUDAGraph))

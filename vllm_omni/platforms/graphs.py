@@ -1,4 +1,4 @@
-"""Capture of device work into graphs that are replayed; one runtime per kind of device."""
+"""Capture of device work into graphs that are replayed, with one runtime per kind of device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,41 +8,46 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
+from typing_extensions import override
 
 GraphFunction = Callable[..., tuple[Tensor, ...]]
-"""Work on fixed input tensors. It must not wait for the device nor look at values."""
+"""Work on fixed input tensors. It must not wait for the device and not look at values."""
 
 
 @runtime_checkable
 class DeviceEvent(Protocol):
-    """A point in a stream's work."""
+    """A point in the work of a stream."""
 
 
 @runtime_checkable
 class DeviceStream(Protocol):
-    """A queue of device work. Two streams with the same work are equal."""
+    """A queue of device work. Two objects that stand for the same queue are equal."""
 
     def wait_event(self, event: DeviceEvent, /) -> None:
-        """Let later work of this stream wait for the event."""
+        """Make later work of this stream wait for the event."""
         ...
 
     def wait_stream(self, stream: object, /) -> None:
-        """Let later work of this stream wait for all present work of another."""
+        """Make later work of this stream wait for all present work of another one."""
         ...
 
     def synchronize(self) -> None:
-        """Let the host wait for this stream."""
+        """Wait on the host for all work of this stream."""
         ...
 
 
 @runtime_checkable
 class GraphPool(Protocol):
-    """Device memory that captured graphs share."""
+    """A memory pool shared by graphs.
+
+    Two graphs of one pool must never run concurrently, and no graph may run while an output of
+    another one is still being read.
+    """
 
 
 @runtime_checkable
 class Replayable(Protocol):
-    """A captured graph."""
+    """A graph that has been captured."""
 
     def replay(self) -> None:
         """Queue the captured work on the current stream."""
@@ -51,12 +56,12 @@ class Replayable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """One captured function.
+    """The graph of one captured function.
 
     Attributes:
-        outputs: rewritten in place by every replay; undefined before the first, and after the
-            replay of another graph of the same pool.
-        keepalive: what the graph's memory and work hang on.
+        outputs: tensors that every replay writes again. They are undefined before the first
+            replay and after a replay of another graph of the same pool.
+        keepalive: objects that must live as long as the graph.
     """
 
     graph: Replayable
@@ -66,20 +71,20 @@ class Capture:
 
 @runtime_checkable
 class GraphRuntime(Protocol):
-    """What leased graphs ask of a device, and the only part of them that touches its interface."""
+    """The calls on streams, events and graphs that leased post-attention graphs need."""
 
     name: str
 
     def current_stream(self, device: torch.device) -> DeviceStream:
-        """The stream that work queued now goes to."""
+        """Return the stream that receives the work queued now."""
         ...
 
     def is_capturing(self) -> bool:
-        """Whether the current stream is being captured."""
+        """Tell whether the current stream is being captured."""
         ...
 
     def record_owner(self, tensor: Shaped[Tensor, "..."], stream: DeviceStream) -> None:
-        """Keep the tensor's memory from reuse until the stream's present work is done."""
+        """Prevent reuse of the tensor's memory until the stream's present work is done."""
         ...
 
     def record_event(self, stream: DeviceStream) -> DeviceEvent:
@@ -87,12 +92,11 @@ class GraphRuntime(Protocol):
         ...
 
     def wait_event(self, stream: DeviceStream, event: DeviceEvent) -> None:
-        """Let later work of the stream wait for the event."""
+        """Make later work of the stream wait for the event."""
         ...
 
     def new_pool(self) -> GraphPool:
-        """Memory for graphs that never run at the same time, nor while an output of another one
-        of them is still read: each may work in what the others give back, or return there."""
+        """Make an empty pool."""
         ...
 
     def capture(
@@ -103,21 +107,21 @@ class GraphRuntime(Protocol):
         stream: DeviceStream,
         pool: GraphPool,
     ) -> Capture:
-        """Record ``function(*inputs)``.
+        """Capture ``function(*inputs)`` into a graph.
 
         Args:
-            stream: its present work comes before, its later work after the capture.
-            pool: holds outputs and what lies between.
+            stream: its present work comes before the capture, its later work after it.
+            pool: memory of the outputs and of everything in between.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GraphInterface:
-    """Names under which a device module of torch keeps its graphs.
+    """The places where torch keeps the graphs of a device.
 
     Attributes:
-        module: ``torch.cuda`` or its sibling of another device.
+        module: ``torch.cuda``, or the module of another device with the same interface.
         new_graph: makes an empty graph.
     """
 
@@ -125,43 +129,41 @@ class GraphInterface:
     new_graph: Callable[[], Replayable]
 
 
-class DeviceGraphRuntime:
-    """Graphs of a device whose module follows the interface of ``torch.cuda``.
-
-    All captures share one side stream, since streams are few.
-    """
+class DeviceGraphRuntime(GraphRuntime):
+    """Captures graphs on a device. All captures share one side stream, since streams are few."""
 
     def __init__(self, name: str, interface: GraphInterface) -> None:
         self.name = name
         self._interface = interface
         self._capture_stream = interface.module.Stream()
 
+    @override
     def current_stream(self, device: torch.device) -> DeviceStream:
-        """See :class:`GraphRuntime`."""
         return self._interface.module.current_stream(device)
 
+    @override
     def is_capturing(self) -> bool:
-        """See :class:`GraphRuntime`."""
         return self._interface.module.is_current_stream_capturing()
 
+    @override
     def record_owner(self, tensor: Shaped[Tensor, "..."], stream: DeviceStream) -> None:
-        """See :class:`GraphRuntime`."""
         tensor.record_stream(stream)  # pyright: ignore[reportArgumentType]
 
+    @override
     def record_event(self, stream: DeviceStream) -> DeviceEvent:
-        """See :class:`GraphRuntime`."""
         event = self._interface.module.Event()
         event.record(stream)
         return event
 
+    @override
     def wait_event(self, stream: DeviceStream, event: DeviceEvent) -> None:
-        """See :class:`GraphRuntime`."""
         stream.wait_event(event)
 
+    @override
     def new_pool(self) -> GraphPool:
-        """See :class:`GraphRuntime`."""
         return self._interface.module.graph_pool_handle()
 
+    @override
     def capture(
         self,
         function: GraphFunction,
@@ -170,7 +172,7 @@ class DeviceGraphRuntime:
         stream: DeviceStream,
         pool: GraphPool,
     ) -> Capture:
-        """See :class:`GraphRuntime`. One run before the capture lets kernels load themselves."""
+        """Run the function once, which loads its kernels, then capture it."""
         module, side = self._interface.module, self._capture_stream
         side.wait_stream(stream)
         with torch.inference_mode(), module.stream(side):
@@ -188,74 +190,79 @@ class DeviceGraphRuntime:
         return Capture(graph, outputs, (pool, side, inputs))
 
 
-class HostEvent:
-    """Host work is done when it returns."""
+class HostEvent(DeviceEvent):
+    """A point that has always been passed."""
 
 
-class HostPool:
-    """Memory of a host, which every result takes for itself."""
+class HostPool(GraphPool):
+    """No memory: on a host every result allocates its own."""
 
 
-class HostStream:
-    """The one queue of a host: its work is done when it is queued."""
+class HostStream(DeviceStream):
+    """The queue of a host, whose work is done when it is queued."""
 
+    @override
     def wait_event(self, event: DeviceEvent, /) -> None:
-        """Nothing to wait for."""
+        pass
 
+    @override
     def wait_stream(self, stream: object, /) -> None:
-        """Nothing to wait for."""
+        pass
 
+    @override
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        pass
 
 
 @dataclass(frozen=True, slots=True)
-class EagerGraph:
-    """Calls the function again and writes its results over the last ones."""
+class EagerGraph(Replayable):
+    """Calls the function again and writes the results over the last ones."""
 
     function: GraphFunction
     inputs: tuple[Shaped[Tensor, "..."], ...]
     outputs: tuple[Shaped[Tensor, "..."], ...]
 
+    @override
     def replay(self) -> None:
-        """Run now."""
         for output, value in zip(self.outputs, self.function(*self.inputs), strict=True):
             output.copy_(value)
 
 
-class EagerGraphRuntime:
-    """The same contract without graphs, for devices that have none; gains nothing."""
+class EagerGraphRuntime(GraphRuntime):
+    """Calls functions instead of replaying graphs, on devices without graphs. It saves no time."""
 
     name = "eager"
 
     def __init__(self) -> None:
         self._stream = HostStream()
 
+    @override
     def current_stream(self, device: torch.device) -> DeviceStream:
-        """See :class:`GraphRuntime`."""
         del device
         return self._stream
 
+    @override
     def is_capturing(self) -> bool:
-        """See :class:`GraphRuntime`."""
         return False
 
+    @override
     def record_owner(self, tensor: Shaped[Tensor, "..."], stream: DeviceStream) -> None:
-        """Memory of a host is not reused while it has a reader."""
+        pass
 
+    @override
     def record_event(self, stream: DeviceStream) -> DeviceEvent:
-        """See :class:`GraphRuntime`."""
         del stream
         return HostEvent()
 
+    @override
     def wait_event(self, stream: DeviceStream, event: DeviceEvent) -> None:
-        """See :class:`GraphRuntime`."""
         stream.wait_event(event)
 
+    @override
     def new_pool(self) -> GraphPool:
-        """See :class:`GraphRuntime`."""
         return HostPool()
 
+    @override
     def capture(
         self,
         function: GraphFunction,
@@ -264,7 +271,7 @@ class EagerGraphRuntime:
         stream: DeviceStream,
         pool: GraphPool,
     ) -> Capture:
-        """See :class:`GraphRuntime`. Outputs hold NaN until the first replay."""
+        """Capture nothing; the outputs hold NaN until the first replay."""
         del stream, pool
         with torch.inference_mode():
             outputs = tuple(output.clone().fill_(torch.nan) for output in function(*inputs))

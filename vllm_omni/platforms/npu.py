@@ -1,17 +1,20 @@
-"""Ascend NPUs: the one place, with their attention backend, where torch_npu is named."""
+"""The platform of Ascend NPUs.
+
+Only this file and the attention backend of NPUs name torch_npu.
+"""
 
 from types import ModuleType
 
 import torch
 from jaxtyping import Float, Float32, Int8
 from torch import Tensor
+from typing_extensions import override
 
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.accelerator import AcceleratorPlatform
 from vllm_omni.platforms.base import CompletionEvent
+from vllm_omni.platforms.fused import Int8Ops, RotaryMul
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
-from vllm_omni.platforms.int8 import Int8Ops
-from vllm_omni.platforms.rotary import RotaryMul
 
 _FRACTAL_NZ = 29
 """Number of the tiled weight layout in the vendor's list of formats."""
@@ -35,7 +38,7 @@ def load_torch_npu() -> ModuleType:
 
 
 class NpuPlatform(AcceleratorPlatform):
-    """Device memory by torch_npu's caching allocator, HCCL, the vendor's fused attention."""
+    """Runs on one NPU per rank, with HCCL and the vendor's fused attention."""
 
     name = "npu"
     collective_backend = "hccl"
@@ -45,8 +48,9 @@ class NpuPlatform(AcceleratorPlatform):
         self._torch_npu = load_torch_npu()
         super().__init__(self._torch_npu.npu)
 
+    @override
     def device(self, local_rank: int) -> torch.device:
-        """NPU ``local_rank`` among the visible ones.
+        """Return NPU ``local_rank`` of those that are visible.
 
         Raises:
             ConfigError: if torch_npu sees no such NPU.
@@ -62,43 +66,44 @@ class NpuPlatform(AcceleratorPlatform):
         self._module.set_device(device)
         return device
 
+    @override
     def completion_event(self, device: torch.device) -> CompletionEvent:
-        """An event on the device's current stream."""
         return self._recorded_event(device)
 
+    @override
     def int8_ops(self) -> Int8Ops:
-        """The vendor's quantised matrix product."""
         return NpuInt8Ops(self._torch_npu)
 
+    @override
     def rotary_mul(self) -> RotaryMul:
-        """The vendor's fused operator."""
         return NpuRotaryMul(self._torch_npu)
 
+    @override
     def graph_runtime(self) -> GraphRuntime:
-        """Captures by NPUGraph."""
         return DeviceGraphRuntime("npu", GraphInterface(self._module, self._module.NPUGraph))
 
 
-class NpuRotaryMul:
-    """Rotary embedding in one operator; see :class:`RotaryMul` for the arithmetic."""
+class NpuRotaryMul(RotaryMul):
+    """The vendor's fused rotary operator."""
 
     name = "npu"
 
     def __init__(self, torch_npu: ModuleType) -> None:
         self._torch_npu = torch_npu
 
+    @override
     def __call__(
         self,
         x: Float[Tensor, "1 tokens heads head_dim"],
         cos: Float[Tensor, "1 tokens 1 head_dim"],
         sin: Float[Tensor, "1 tokens 1 head_dim"],
     ) -> Float[Tensor, "1 tokens heads head_dim"]:
-        """One operator. The mode is always named: left out, halves would be paired."""
+        # Without a mode the operator would pair the halves of a head.
         return self._torch_npu.npu_rotary_mul(x, cos, sin, rotary_mode="interleave")
 
 
-class NpuInt8Ops:
-    """Dynamic 8-bit quantisation and matrix product; see :class:`Int8Ops` for the arithmetic."""
+class NpuInt8Ops(Int8Ops):
+    """The vendor's dynamic 8-bit quantisation and matrix product."""
 
     name = "npu"
     widest = 65535
@@ -106,16 +111,17 @@ class NpuInt8Ops:
     def __init__(self, torch_npu: ModuleType) -> None:
         self._torch_npu = torch_npu
 
+    @override
     def quantize_rows(
         self, x: Float[Tensor, "rows columns"]
     ) -> tuple[Int8[Tensor, "rows columns"], Float32[Tensor, " rows"]]:
-        """One operator; the device rounds."""
         return self._torch_npu.npu_dynamic_quant(x)
 
+    @override
     def arrange_weight(
         self, weight: Int8[Tensor, "columns inner"], *, fractal: bool
     ) -> Int8[Tensor, "inner columns"]:
-        """Transpose, then cast to NZ if asked; later views of an NZ tensor are not allowed."""
+        """Transpose and cast to NZ if asked. No view may be taken of an NZ tensor afterwards."""
         arranged = weight.t().contiguous()
         if not fractal:
             return arranged
@@ -123,6 +129,7 @@ class NpuInt8Ops:
         self._torch_npu.npu.config.allow_internal_format = True
         return self._torch_npu.npu_format_cast(arranged, _FRACTAL_NZ)
 
+    @override
     def matmul(
         self,
         x: Int8[Tensor, "rows inner"],
@@ -133,7 +140,7 @@ class NpuInt8Ops:
         bias: Float[Tensor, " columns"] | None,
         dtype: torch.dtype,
     ) -> Float[Tensor, "rows columns"]:
-        """One operator. The output dtype is always named: left out, it would be int8."""
+        # Without an output dtype the result would be int8.
         return self._torch_npu.npu_quant_matmul(
             x, weight, column_scale, pertoken_scale=row_scale, bias=bias, output_dtype=dtype
         )

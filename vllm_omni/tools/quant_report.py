@@ -22,9 +22,12 @@ from torch import Tensor, nn
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
-from vllm_omni.diffusion.layers.compared_linear import ComparedLinearMethod, ComparedMode
 from vllm_omni.diffusion.layers.linear import ShardedLinear
-from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
+from vllm_omni.diffusion.layers.quant_w8a8 import (
+    ComparedLinearMethod,
+    ComparedMode,
+    Int8LinearMethod,
+)
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     OutputKind,
@@ -116,7 +119,7 @@ def make_report(
     session = pipeline.open_session(_SESSION, _request(config, num_chunks, scene, seed))
     pairs = [_chunk(pipeline, session, method, index) for index in range(num_chunks)]
     session.close()
-    quantised = list(_quantised(pipeline.parts.transformer, method))
+    quantised = list(_quantised(pipeline.model.transformer, method))
     return QuantReport(
         layers=tuple(LayerError(n, method.errors[id(layer)].relative) for n, layer in quantised),
         latent_0_cosine=_cosine(*(latents[:, :, 0] for latents in pairs[0])),
@@ -142,7 +145,7 @@ def _chunk(
 
     What a probe writes into the window is overwritten, so the history stays the plain one.
     """
-    generator, plan = session.parts.generator, ChunkPlan(_SESSION, index)
+    generator, plan = session.setup.generator, ChunkPlan(_SESSION, index)
     noise = generator.get_state()
     method.mode = ComparedMode.INT8
     int8, _ = pipeline.denoise_chunk(session, plan)

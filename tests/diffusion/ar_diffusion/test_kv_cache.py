@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tests.helpers.dense_oracle import visible_history
 from vllm_omni.errors import ConfigError, OutOfKVMemoryError, SessionClosedError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec, plan_pool
-from vllm_omni.experimental.ar_diffusion.kv_cache.page_pool import PageAllocation, PagePool
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
     ExtentPlan,
     KVPool,
+    PageAllocation,
+    PagePool,
     ScatteredPlan,
     SessionKV,
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.helpers.dense_oracle import visible_history
-from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
     ar_diffusion_paged_attention,

@@ -41,7 +41,7 @@ class FailingPipeline(LingBotWorldCausalDMDPipeline):
 
     def __init__(self, worker, place, error, chunk=1):
         pipeline = worker.pipeline
-        super().__init__(pipeline.config, pipeline.parts, pipeline.platform)
+        super().__init__(pipeline.config, pipeline.model, pipeline.platform)
         self.bind_pool(worker.pool)
         self.place, self.error, self.chunk = place, error, chunk
 
@@ -53,14 +53,14 @@ class FailingPipeline(LingBotWorldCausalDMDPipeline):
         return session
 
     def denoise_chunk(self, session, plan):
-        places = {"probe": self.parts.transformer.blocks[1], "decode": self.parts.vae.decoder}
+        places = {"probe": self.model.transformer.blocks[1], "decode": self.model.vae.decoder}
         with self._armed(places.get(self.place), session):
             return super().denoise_chunk(session, plan)
 
     def commit_chunk(self, session):
         if self.place == "commit" and self._is_victim(session):
             raise self.error
-        last = self.parts.transformer.blocks[-1].self_attn.norm_k
+        last = self.model.transformer.blocks[-1].self_attn.norm_k
         with self._armed(last if self.place == "last_layer" else None, session):
             return super().commit_chunk(session)
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from vllm_omni.diffusion.attention.backend import gather_pages
-from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.attention.backend import create_attention_backend, gather_pages
 from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]

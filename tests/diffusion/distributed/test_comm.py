@@ -30,7 +30,7 @@ def exchange_all(state: ParallelState) -> list[tuple]:
     for (frames, tokens, parts, dtype), again in itertools.product(CASES, range(2)):
         all_parts = [whole(frames, tokens, heads, part + again, dtype) for part in range(parts)]
         local = [
-            exchange.local_tokens(part.unflatten(0, (frames, tokens))).flatten(0, 1)
+            exchange.plan.split(part.unflatten(0, (frames, tokens))).flatten(0, 1)
             for part in all_parts
         ]
         by_heads = exchange.tokens_to_heads(*local, latent_frames=frames)

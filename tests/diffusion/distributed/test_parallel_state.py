@@ -7,10 +7,11 @@ import torch
 
 from tests.helpers.distributed import run_ranks
 from vllm_omni.diffusion.data import DiffusionParallelConfig
-from vllm_omni.diffusion.distributed.agreement import Agreement, PeerRefusedError
 from vllm_omni.diffusion.distributed.parallel_state import (
     SINGLE,
+    Agreement,
     ParallelState,
+    PeerRefusedError,
     RankGroup,
     WorldPlace,
     join_world,

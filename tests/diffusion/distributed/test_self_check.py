@@ -6,9 +6,8 @@ import torch.distributed as dist
 
 from tests.helpers.distributed import run_ranks
 from vllm_omni.diffusion.data import DiffusionParallelConfig
-from vllm_omni.diffusion.distributed.comm import UlyssesExchange
+from vllm_omni.diffusion.distributed.comm import UlyssesExchange, check_exchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState
-from vllm_omni.diffusion.distributed.self_check import check_exchange
 from vllm_omni.errors import ConfigError
 
 pytestmark = [

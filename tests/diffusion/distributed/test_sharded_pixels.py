@@ -13,7 +13,7 @@ from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind
-from vllm_omni.diffusion.models.lingbot_world.pixel_gather import PixelMode
+from vllm_omni.diffusion.models.lingbot_world.pixel_output import PixelMode
 
 pytestmark = [
     pytest.mark.core_model,
@@ -97,7 +97,7 @@ def decoder_states(state: ParallelState, config) -> tuple[bool, int, int]:
     worker.run_chunk(ChunkPlan("a", 0), lambda _: None)
     decoder = worker.runner._sessions["a"].committed.decoder
     held = 0 if decoder is None else decoder.bytes()
-    return decoder is not None, held, worker.pipeline.parts.output.decoder_bytes(EVEN)
+    return decoder is not None, held, worker.pipeline.model.output.decoder_bytes(EVEN)
 
 
 def test_only_the_roots_group_decodes():

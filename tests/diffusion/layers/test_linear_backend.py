@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
-from vllm_omni.diffusion.layers.linear import PlainLinearMethod, ReplicatedLinear
-from vllm_omni.diffusion.layers.linear_backend import NATIVE, LinearBackend, create_linear_backend
+from vllm_omni.diffusion.layers.linear import (
+    NATIVE,
+    LinearBackend,
+    PlainLinearMethod,
+    ReplicatedLinear,
+    create_linear_backend,
+)
 from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
@@ -39,7 +44,7 @@ def test_native_leaves_the_layers_as_they_were_built():
 
 def test_vllm_that_cannot_be_imported_is_refused_in_words(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    for name in ("linear_vllm", "vllm_world", "vllm_quantization"):
+    for name in ("linear_vllm", "vllm_world"):
         monkeypatch.delitem(sys.modules, f"vllm_omni.diffusion.layers.{name}", raising=False)
     with pytest.raises(
         ConfigError, match=r"linear_backend vllm needs vLLM, .* leave linear_backen"

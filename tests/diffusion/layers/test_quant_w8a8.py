@@ -11,7 +11,7 @@ from vllm_omni.diffusion.layers.linear import (
 )
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.int8 import ReferenceInt8Ops
+from vllm_omni.platforms.fused import ReferenceInt8Ops
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

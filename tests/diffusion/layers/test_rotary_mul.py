@@ -3,11 +3,16 @@
 import pytest
 import torch
 
-from vllm_omni.diffusion.layers.rope import BroadcastRotary, RotaryEmbeddingWan, RotaryTables
-from vllm_omni.diffusion.layers.rotary_mul import FusedRotary, check_rotary
+from vllm_omni.diffusion.layers.rope import (
+    BroadcastRotary,
+    FusedRotary,
+    RotaryEmbeddingWan,
+    RotaryTables,
+    check_rotary,
+)
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.cuda import CudaPlatform
-from vllm_omni.platforms.rotary import ReferenceRotaryMul
+from vllm_omni.platforms.fused import ReferenceRotaryMul
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

@@ -24,7 +24,7 @@ from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import PromptStep
 from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSize
-from vllm_omni.diffusion.models.lingbot_world.session import SessionParts
+from vllm_omni.diffusion.models.lingbot_world.session import SessionSetup
 from vllm_omni.errors import WorkerFailedError
 from vllm_omni.platforms import create_platform
 from vllm_omni.platforms.graphs import DeviceGraphRuntime
@@ -201,7 +201,7 @@ def test_a_world_over_graphs_has_the_bytes_of_one_without():
     leased.start()
     for got in rollouts(leased, ["first", "again"]):
         assert all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=True))
-    record = leased.worker.pipeline.parts.transformer.post_attention.record
+    record = leased.worker.pipeline.model.transformer.post_attention.record
     assert record.captures == 2 * 3
     assert record.replays == 2 * CHUNKS * (4 * 3 + 2)
     leased.shutdown()
@@ -221,9 +221,9 @@ def test_a_replay_that_the_device_refuses_asks_for_a_restart(monkeypatch):
     held_before = QUARANTINE.size
     with pytest.raises(WorkerFailedError, match="workers have to be restarted"):
         make_chunks(executor, "lost", range(1))
-    assert executor.worker.pipeline.parts.transformer.post_attention.record.failed
+    assert executor.worker.pipeline.model.transformer.post_attention.record.failed
     (failure,) = QUARANTINE.held[held_before:]
-    for kind in (LeaseInputs, SessionParts):
+    for kind in (LeaseInputs, SessionSetup):
         assert any(isinstance(owner, kind) for owner in failure.owners)
     assert torch.npu.memory_allocated() >= held
     executor.shutdown()

@@ -8,7 +8,7 @@ from tests.npu_sim.device import device, operator_calls, order, platform
 from vllm_omni.diffusion.layers.linear import ReplicatedLinear, process_weights
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.int8 import ReferenceInt8Ops
+from vllm_omni.platforms.fused import ReferenceInt8Ops
 
 __all__ = ["device", "order", "platform"]
 

@@ -19,7 +19,7 @@ from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfi
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind, PromptStep
-from vllm_omni.diffusion.models.lingbot_world.pixel_gather import PixelMode
+from vllm_omni.diffusion.models.lingbot_world.pixel_output import PixelMode
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import ConvPath
 
 pytestmark = [

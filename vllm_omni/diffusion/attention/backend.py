@@ -1,17 +1,25 @@
-"""What an attention backend does; one object per process, chosen by name at start-up."""
+"""Attention backends: what each of them computes, and the list of their names.
 
+A worker chooses one by name when it starts. To add one, write a file beside this one and add a
+line to ``_BACKENDS``.
+"""
+
+from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import override
+
+from vllm_omni.errors import ConfigError
 
 
 @runtime_checkable
 class AttentionBackend(Protocol):
     """Unmasked softmax attention of a chunk's queries over all visible keys.
 
-    The order of keys is of no concern to a backend. No argument needs a read-back from the
-    device: lengths are host integers and follow from shapes.
+    The result must not depend on the order of the keys. All lengths are host integers, so that no
+    backend has to read a value back from the device.
     """
 
     name: str
@@ -24,7 +32,7 @@ class AttentionBackend(Protocol):
         *,
         scale: float,
     ) -> Float[Tensor, "tokens heads head_dim"]:
-        """Attend to keys and values that stand one after the other in memory."""
+        """Attend to keys and values that are contiguous in memory."""
         ...
 
     def attend_pages(
@@ -51,20 +59,10 @@ def gather_pages(
     return pages.index_select(0, block_table[:needed]).flatten(0, 1)[:visible_tokens]
 
 
-class GatheringAttention:
-    """Base of the backends that know nothing of pages: they get a contiguous copy."""
+class GatheringAttention(AttentionBackend):
+    """Base of backends that cannot read pages: they attend to a contiguous copy of them."""
 
-    def attend(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
-        """Attend to keys and values that stand one after the other in memory."""
-        raise NotImplementedError
-
+    @override
     def attend_pages(
         self,
         query: Float[Tensor, "tokens heads head_dim"],
@@ -75,7 +73,29 @@ class GatheringAttention:
         visible_tokens: int,
         scale: float,
     ) -> Float[Tensor, "tokens heads head_dim"]:
-        """Gather whole pages, then attend."""
         key = gather_pages(key_pages, block_table, visible_tokens)
         value = gather_pages(value_pages, block_table, visible_tokens)
         return self.attend(query, key, value, scale=scale)
+
+
+_BACKENDS = {
+    "flash": ("vllm_omni.diffusion.attention.sdpa", "FlashAttention"),
+    "npu_fusion": ("vllm_omni.diffusion.attention.npu_fusion", "NpuFusionAttention"),
+    "reference": ("vllm_omni.diffusion.attention.reference", "ReferenceAttention"),
+    "sdpa": ("vllm_omni.diffusion.attention.sdpa", "SdpaAttention"),
+}
+
+
+def create_attention_backend(name: str) -> AttentionBackend:
+    """Import and make the backend called ``name``.
+
+    Raises:
+        ConfigError: if there is no such backend.
+    """
+    if name not in _BACKENDS:
+        raise ConfigError(
+            f"attention backend must be one of {', '.join(_BACKENDS)}, got {name!r} "
+            "(diffusion_attention_backend)"
+        )
+    module, attribute = _BACKENDS[name]
+    return getattr(import_module(module), attribute)()

@@ -1,8 +1,8 @@
 """Exchanges between the ranks that share the tokens of each latent frame (Ulysses).
 
-Rank r holds tokens ``[r * P / n, (r + 1) * P / n)`` of *every* frame, P being the tokens of a
-frame. Attention needs all tokens of some heads instead of some tokens of all heads, so queries,
-keys and values are exchanged in one message per layer and the result in another.
+Each rank holds some tokens of every frame (see ``sp_plan.py``). Attention needs all tokens of some
+heads instead of some tokens of all heads. So one message per layer exchanges queries, keys and
+values, and another one the result.
 """
 
 from __future__ import annotations
@@ -12,62 +12,58 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from vllm_omni.diffusion.distributed.parallel_state import RankGroup
-from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic, TrafficKind
+from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic, RankGroup, TrafficKind
+from vllm_omni.diffusion.distributed.sp_plan import SequencePlan
+from vllm_omni.errors import ConfigError
 
 _MOST_BUFFERS = 32
-"""Those of four sizes of video and more: a server may meet ever new ones."""
+"""Enough for four sizes of video. A limit is needed, since a server may meet ever new sizes."""
 
 
 class UlyssesExchange:
-    """The exchanges of one rank; a rank that is alone hands its tensors back.
+    """The exchanges of one rank. A rank that is alone returns its tensors unchanged.
 
-    Send and receive buffers are allocated once per shape and reused, the oldest given up for a
-    new shape where there are many; results are memory of their own.
+    Send and receive buffers are allocated once per shape and used again; when there are many, the
+    oldest makes room. Results have memory of their own.
 
     Attributes:
-        traffic: what was exchanged so far.
+        plan: which tokens this rank holds.
+        traffic: counts what was exchanged so far.
     """
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
+        self.plan = SequencePlan(group.rank, group.size)
         self.traffic = ExchangeTraffic()
         self._buffers: dict[tuple[str, torch.dtype, tuple[int, ...]], Tensor] = {}
 
-    def local_tokens(
-        self, x: Float[Tensor, "frames tokens *rest"]
-    ) -> Float[Tensor, "frames local_tokens *rest"]:
-        """This rank's tokens of every frame."""
-        share = x.shape[1] // self.group.size
-        return x[:, self.group.rank * share : (self.group.rank + 1) * share]
-
     def tokens_to_heads(
-        self, *parts: Float[Tensor, "local_tokens heads head_dim"], latent_frames: int
+        self, *tensors: Float[Tensor, "local_tokens heads head_dim"], latent_frames: int
     ) -> tuple[Float[Tensor, "tokens local_heads head_dim"], ...]:
-        """Give up tokens, get all tokens of this rank's heads, in (frame, token) order.
+        """Give up tokens and get all tokens of this rank's heads, in the order (frame, token).
 
-        All parts travel in one message.
+        All tensors travel in one message.
         """
         n = self.group.size
         if n == 1:
-            return parts
-        local_tokens, heads, head_dim = parts[0].shape
-        shape = (n, latent_frames, local_tokens // latent_frames, len(parts), heads // n, head_dim)
-        send = self._buffer("heads send", parts[0], shape)
-        for index, part in enumerate(parts):
+            return tensors
+        count, (local_tokens, heads, head_dim) = len(tensors), tensors[0].shape
+        shape = (n, latent_frames, local_tokens // latent_frames, count, heads // n, head_dim)
+        send = self._buffer("heads send", tensors[0], shape)
+        for index, tensor in enumerate(tensors):
             # [frames, local, n, heads / n, dim] -> [n, frames, local, heads / n, dim]
-            split = part.unflatten(0, (latent_frames, -1)).unflatten(2, (n, -1))
+            split = tensor.unflatten(0, (latent_frames, -1)).unflatten(2, (n, -1))
             send[:, :, :, index].copy_(split.permute(2, 0, 1, 3, 4))
-        received = self._buffer("heads receive", parts[0], shape)
+        received = self._buffer("heads receive", tensors[0], shape)
         self._all_to_all(received, send, self.traffic.heads)
-        # [n, frames, local, parts, heads / n, dim] -> [parts, frames, n, local, heads / n, dim]
-        ordered = received.permute(3, 1, 0, 2, 4, 5).reshape(len(parts), -1, heads // n, head_dim)
+        # [n, frames, local, count, heads / n, dim] -> [count, frames, n, local, heads / n, dim]
+        ordered = received.permute(3, 1, 0, 2, 4, 5).reshape(count, -1, heads // n, head_dim)
         return tuple(ordered.unbind(0))
 
     def heads_to_tokens(
         self, x: Float[Tensor, "tokens local_heads head_dim"], *, latent_frames: int
     ) -> Float[Tensor, "local_tokens heads head_dim"]:
-        """Undo :meth:`tokens_to_heads` for the attention output."""
+        """Give up heads and get all heads of this rank's tokens, for the attention output."""
         if self.group.size == 1:
             return x
         ordered = self._exchanged_tokens(x, latent_frames)
@@ -80,10 +76,10 @@ class UlyssesExchange:
         *,
         latent_frames: int,
     ) -> None:
-        """Like :meth:`heads_to_tokens`, into memory that somebody else owns.
+        """Do the same as :meth:`heads_to_tokens`, but write into memory that the caller owns.
 
         Raises:
-            ValueError: if ``target`` does not fit; nothing was exchanged.
+            ValueError: if ``target`` does not fit. Nothing was exchanged then.
         """
         n = self.group.size
         tokens, heads, head_dim = x.shape
@@ -105,7 +101,7 @@ class UlyssesExchange:
     def _exchanged_tokens(
         self, x: Float[Tensor, "tokens local_heads head_dim"], latent_frames: int
     ) -> Float[Tensor, "frames local_tokens ranks local_heads head_dim"]:
-        """A view of the receive buffer in the order of tokens and heads."""
+        """Exchange and return a view of the receive buffer in the order of tokens and heads."""
         # [frames, n, local, heads / n, dim] -> [n, frames, local, heads / n, dim]
         split = x.unflatten(0, (latent_frames, self.group.size, -1)).permute(1, 0, 2, 3, 4)
         send = self._buffer("tokens send", x, tuple(split.shape))
@@ -117,7 +113,7 @@ class UlyssesExchange:
     def gather_tokens(
         self, x: Float[Tensor, "frames local_tokens channels"]
     ) -> Float[Tensor, "frames tokens channels"]:
-        """All tokens of every frame, on every rank."""
+        """Get all tokens of every frame, on every rank."""
         n = self.group.size
         if n == 1:
             return x
@@ -125,7 +121,7 @@ class UlyssesExchange:
         received = self._buffer("gather", x, (n, *x.shape))
         with self.traffic.gather.counted(send.nbytes * (n - 1)):
             self.group.all_gather(received, send)
-        return received.transpose(0, 1).flatten(1, 2)
+        return self.plan.join(received)
 
     def _all_to_all(self, received: Tensor, send: Tensor, kind: TrafficKind) -> None:
         # The part that stays here is not sent.
@@ -139,3 +135,49 @@ class UlyssesExchange:
                 del self._buffers[next(iter(self._buffers))]
             self._buffers[key] = torch.empty(shape, dtype=like.dtype, device=like.device)
         return self._buffers[key]
+
+
+_FRAMES = 2
+_LOCAL_TOKENS = 3
+_LOCAL_HEADS = 2
+_HEAD_DIM = 4
+_DISTINCT = 251
+"""Prime, and small enough for every integer below it to be exact in bfloat16."""
+
+
+def check_exchange(exchange: UlyssesExchange, *, dtype: torch.dtype, device: torch.device) -> None:
+    """Exchange numbers whose places are known, there and back, once, at start-up.
+
+    Some releases of device libraries exchange zeros between more than two ranks, without an error.
+    Every rank of the group makes this call.
+
+    Raises:
+        ConfigError: if a number is not where it belongs.
+    """
+    group = exchange.group
+    if group.size == 1:
+        return
+    tokens, heads = _LOCAL_TOKENS * group.size, _LOCAL_HEADS * group.size
+    everything = _numbered(_FRAMES, tokens, heads, _HEAD_DIM).to(dtype)
+    mine = exchange.plan.split(everything).flatten(0, 1)
+    sent = (mine.to(device), (mine + 1).to(device))
+    exchanged = exchange.tokens_to_heads(*sent, latent_frames=_FRAMES)
+    first = group.rank * _LOCAL_HEADS
+    wanted = everything.flatten(0, 1)[:, first : first + _LOCAL_HEADS]
+    back = exchange.heads_to_tokens(exchanged[0].contiguous(), latent_frames=_FRAMES)
+    right = (
+        torch.equal(exchanged[0].cpu(), wanted)
+        and torch.equal(exchanged[1].cpu(), wanted + 1)
+        and torch.equal(back.cpu(), mine)
+    )
+    if not right:
+        raise ConfigError(
+            f"the exchange between {group.size} ranks is wrong on {device}: tokens and heads did "
+            "not come where they belong; use other versions of the device's libraries, or "
+            "ulysses_degree 1"
+        )
+
+
+def _numbered(*shape: int) -> Float[Tensor, "..."]:
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) % _DISTINCT).float().reshape(shape)

@@ -1,7 +1,8 @@
-"""Process groups of one worker world: tensor parallel x sequence parallel.
+"""The ranks of one worker world: their groups, how they agree, and what they count.
 
 Global rank = sequence rank x tensor_parallel_size + tensor rank. Ranks that share weights are
-neighbours, since they exchange most often; the root, global rank 0, is rank 0 of both its groups.
+neighbours, since they exchange most often. The root is global rank 0, which is rank 0 of both its
+groups. This module loads no torch until a group is made.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.distributed import ProcessGroup
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import field
+
+from vllm_omni.errors import OmniError
 
 _STORE_FILE = "store"
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """This rank's place in a group of ranks that work on one thing together.
+    """A group of ranks that work together, and the place of this rank in it.
 
     Attributes:
         rank: index inside the group.
@@ -34,23 +41,25 @@ class RankGroup:
     group: ProcessGroup | None
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over the group, in place when there is more than one rank."""
+        """Sum a tensor over the group, in place if there is more than one rank."""
         if self.group is not None:
             import torch.distributed as dist
 
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
-    def all_gather(self, received: Tensor, part: Tensor) -> None:
-        """Put every rank's ``part`` into ``received[rank]``; both contiguous, of equal dtype."""
+    def all_gather(self, received: Tensor, mine: Tensor) -> None:
+        """Put every rank's ``mine`` into ``received[rank]``; both contiguous, of equal dtype."""
         import torch.distributed as dist
 
-        # Newer releases of torch have another name for the same call.
-        gather = vars(dist).get("all_gather_single", dist.all_gather_into_tensor)
-        gather(received.flatten(0, 1), part, group=self.group)
+        try:
+            gather = dist.all_gather_single
+        except AttributeError:  # the name of the same call in older releases of torch
+            gather = dist.all_gather_into_tensor
+        gather(received.flatten(0, 1), mine, group=self.group)
 
     def any(self, *, flag: bool) -> bool:
-        """Whether any rank says true. The group must exchange host tensors."""
+        """Tell whether ``flag`` is true on any rank. The group must exchange host tensors."""
         if self.group is None:
             return flag
         import torch
@@ -60,12 +69,12 @@ class RankGroup:
 
 
 SINGLE = RankGroup(rank=0, size=1, group=None)
-"""A rank that is alone."""
+"""The group of a rank that is alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelState:
-    """The groups of one rank.
+    """The groups that one rank belongs to.
 
     Attributes:
         tensor: ranks that share the weights of each linear.
@@ -79,24 +88,24 @@ class ParallelState:
 
     @property
     def is_root(self) -> bool:
-        """Whether this is global rank 0, the one that hands out chunks."""
+        """Whether this is global rank 0, which hands out the chunks."""
         return self.control.rank == 0
 
     @property
     def decodes(self) -> bool:
-        """Whether this rank's sequence group holds the root: only that one decodes pixels."""
+        """Whether this rank's sequence group contains the root: only that group decodes pixels."""
         return self.tensor.rank == 0
 
 
 @dataclass(frozen=True, slots=True)
 class WorldPlace:
-    """Where one process stands in a worker world, before it has any group.
+    """What one process needs to know to join a worker world.
 
     Attributes:
-        rank: global rank.
+        rank: global rank of the process.
         rendezvous: directory that only this generation of the world uses.
-        backend: of ``torch.distributed``, for tensors of ``device``.
-        timeout_s: of every collective.
+        backend: backend of ``torch.distributed`` for tensors of ``device``.
+        timeout_s: time limit of every collective.
     """
 
     rank: int
@@ -109,7 +118,7 @@ class WorldPlace:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the world."""
+        """Number of ranks in the world."""
         return self.tensor_parallel_size * self.sequence_parallel_size
 
     def tensor_groups(self) -> list[list[int]]:
@@ -124,9 +133,9 @@ class WorldPlace:
 
 
 def join_world(place: WorldPlace) -> ParallelState:
-    """Meet the other ranks and make the groups; every rank of the world calls this once.
+    """Meet the other ranks and make the groups. Every rank of the world calls this once.
 
-    One exchange in each group is done here, so that connections exist before the first chunk.
+    Each group does one exchange here, so that its connections exist before the first chunk.
     """
     import torch.distributed as dist
 
@@ -150,7 +159,7 @@ def join_world(place: WorldPlace) -> ParallelState:
 
 
 def leave_world() -> None:
-    """End all groups of this process; needs no answer from the other ranks."""
+    """End all groups of this process, without an answer from the other ranks."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -177,3 +186,86 @@ def _warm_up(place: WorldPlace, state: ParallelState) -> None:
     for group in (state.tensor, state.sequence):
         group.all_reduce(torch.zeros(1, device=place.device))
     state.control.any(flag=False)
+
+
+class PeerRefusedError(OmniError):
+    """Another rank refused a command that this rank would have carried out."""
+
+
+class Agreement:
+    """Lets all ranks refuse together what one of them refuses.
+
+    A rank that raised alone would leave its peers waiting inside an exchange. So before any
+    collective every rank says with one small message whether it refuses, and none goes on unless
+    all do.
+
+    Args:
+        control: group of all ranks, on a backend that exchanges host tensors.
+    """
+
+    def __init__(self, control: RankGroup) -> None:
+        self._control = control
+
+    def confirm(self, refusal: OmniError | None) -> None:
+        """Return if no rank refuses, else raise on every rank.
+
+        Args:
+            refusal: why this rank refuses; ``None`` if it does not.
+
+        Raises:
+            OmniError: ``refusal`` itself, on this rank.
+            PeerRefusedError: if only other ranks refuse.
+        """
+        refused_by_any = self._control.any(flag=refusal is not None)
+        if refusal is not None:
+            raise refusal
+        if refused_by_any:
+            raise PeerRefusedError("another rank refused; see the error that it reports")
+
+
+@dataclass(slots=True)
+class TrafficKind:
+    """Counts the exchanges of one kind.
+
+    Attributes:
+        sent_bytes: bytes that left this rank, without what it keeps for itself.
+        host_ms: time that the host spent in the calls. On a device they only queue the work.
+    """
+
+    calls: int = 0
+    sent_bytes: int = 0
+    host_ms: float = 0.0
+
+    @contextmanager
+    def counted(self, sent_bytes: int) -> Iterator[None]:
+        """Count and time the exchange that is made inside the context."""
+        started = time.perf_counter()
+        yield
+        self.host_ms += (time.perf_counter() - started) * 1000.0
+        self.calls += 1
+        self.sent_bytes += sent_bytes
+
+
+@dataclass(slots=True)
+class ExchangeTraffic:
+    """Counts the exchanges of the transformer's tokens on one rank since it was started.
+
+    Attributes:
+        heads: exchanges of queries, keys and values (tokens to heads).
+        tokens: exchanges of attention outputs (heads to tokens).
+        gather: exchanges of the outputs of the head.
+    """
+
+    heads: TrafficKind = field(default_factory=TrafficKind)
+    tokens: TrafficKind = field(default_factory=TrafficKind)
+    gather: TrafficKind = field(default_factory=TrafficKind)
+
+    @property
+    def total(self) -> TrafficKind:
+        """The sum over all kinds."""
+        kinds = (self.heads, self.tokens, self.gather)
+        return TrafficKind(
+            calls=sum(kind.calls for kind in kinds),
+            sent_bytes=sum(kind.sent_bytes for kind in kinds),
+            host_ms=sum(kind.host_ms for kind in kinds),
+        )

@@ -1,8 +1,9 @@
-"""Which tensors of a forward are shared out over the sequence ranks: declared, not scattered.
+"""Which rank of a sequence-parallel group holds which tokens of a chunk.
 
-Every tensor in a plan is laid out ``[latent frames, tokens of a frame, ...]``; a rank holds its
-share of the tokens of every frame (see :class:`UlyssesExchange`). What is not in the plan is whole
-on every rank: timestep rows, the prompt's keys and values, weights.
+Rank r of n holds the tokens ``[r * P / n, (r + 1) * P / n)`` of *every* latent frame, P being the
+tokens of a frame. A model splits what it takes in token by token (patches of latents and camera,
+rotary tables) and joins what it puts out. Everything else is whole on every rank: timestep rows,
+keys and values of the prompt, weights.
 """
 
 from dataclasses import dataclass
@@ -10,39 +11,27 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from vllm_omni.diffusion.distributed.comm import UlyssesExchange
-
 
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
-    """Names of the tensors that a model splits on its way in and gathers on its way out."""
+    """The share of one rank."""
 
-    split: frozenset[str]
-    gather: frozenset[str]
+    rank: int
+    size: int
 
-    def split_tokens(
-        self, name: str, x: Float[Tensor, "frames tokens *rest"], exchange: UlyssesExchange
+    def local_count(self, tokens: int) -> int:
+        """Number of tokens on each rank out of ``tokens`` of whole latent frames."""
+        return tokens // self.size
+
+    def split(
+        self, x: Float[Tensor, "frames tokens *rest"]
     ) -> Float[Tensor, "frames local_tokens *rest"]:
-        """This rank's tokens of every frame.
+        """Take this rank's tokens of every frame."""
+        share = self.local_count(x.shape[1])
+        return x[:, self.rank * share : (self.rank + 1) * share]
 
-        Raises:
-            KeyError: if the plan does not split ``name``; that is a bug of the model.
-        """
-        if name not in self.split:
-            raise KeyError(f"{name} is not split; the plan splits {sorted(self.split)}")
-        return exchange.local_tokens(x)
-
-    def gather_tokens(
-        self,
-        name: str,
-        x: Float[Tensor, "frames local_tokens channels"],
-        exchange: UlyssesExchange,
+    def join(
+        self, shares: Float[Tensor, "ranks frames local_tokens channels"]
     ) -> Float[Tensor, "frames tokens channels"]:
-        """All tokens of every frame, on every rank.
-
-        Raises:
-            KeyError: if the plan does not gather ``name``; that is a bug of the model.
-        """
-        if name not in self.gather:
-            raise KeyError(f"{name} is not gathered; the plan gathers {sorted(self.gather)}")
-        return exchange.gather_tokens(x)
+        """Put the shares of all ranks together, in the order of ranks."""
+        return shares.transpose(0, 1).flatten(1, 2)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
+from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup, WorkerMain
 from vllm_omni.diffusion.messages import (
     ChunkPlan,

@@ -1,4 +1,4 @@
-"""Patch folding and the sinusoid of the timestep."""
+"""Latents cut into patches and put together again, and the sinusoid of a timestep."""
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ def patchify(
 def unpatchify(
     tokens: Float[Tensor, "frames tokens features"], rows: int, columns: int
 ) -> Float[Tensor, "channels frames height width"]:
-    """Undo the cut; features are ordered (row, column, channel), unlike in :func:`patchify`."""
+    """Put 2x2 patches together; features are ordered (row, column, channel), not as above."""
     frames = tokens.shape[0]
     channels = tokens.shape[2] // (PATCH * PATCH)
     patches = tokens.reshape(frames, rows, columns, PATCH, PATCH, channels)
@@ -32,7 +32,7 @@ def unpatchify(
 
 
 def timestep_sinusoid(timesteps: Float[Tensor, " rows"], dim: int) -> Float[Tensor, "rows dim"]:
-    """``[cos | sin]`` of ``t * 10000^(-j / (dim / 2))``, in float64."""
+    """Compute ``[cos | sin]`` of ``t * 10000^(-j / (dim / 2))`` in float64."""
     half = dim // 2
     steps = torch.arange(half, dtype=torch.float64, device=timesteps.device)
     angles = torch.outer(timesteps.double(), torch.pow(10000.0, -steps / half))
@@ -40,7 +40,7 @@ def timestep_sinusoid(timesteps: Float[Tensor, " rows"], dim: int) -> Float[Tens
 
 
 class PatchEmbedding(nn.Module):
-    """A (1, 2, 2) convolution with stride 2, computed as one matrix product over patches."""
+    """A (1, 2, 2) convolution with stride 2, computed as a matrix product over patches."""
 
     def __init__(self, in_channels: int, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -50,5 +50,5 @@ class PatchEmbedding(nn.Module):
     def forward(
         self, patches: Float[Tensor, "frames tokens features"]
     ) -> Float[Tensor, "frames tokens dim"]:
-        """Project folded patches."""
+        """Project patches that :func:`patchify` has cut."""
         return F.linear(patches, self.weight.flatten(1), self.bias)

@@ -1,26 +1,32 @@
 """Linear layers whose weights are shared out over the tensor-parallel ranks.
 
-The three calls of :class:`LinearMethod` (create, process after loading, apply) are the seam for
-quantisation: a method owns the representation of the weights, a layer owns the sharding.
+Two things can be exchanged. A :class:`LinearMethod` owns the representation of the weights of one
+layer, while the layer owns their sharding; that is the seam for quantisation. A
+:class:`LinearBackend` replaces the layers of a finished model one by one, under the same names and
+with the same checkpoint tensors; that is how vLLM's layers get in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
-from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState, RankGroup
 from vllm_omni.diffusion.layers.weights import Shard, WeightedModule, WeightTarget
+from vllm_omni.errors import ConfigError
 
 
 @runtime_checkable
 class LinearMethod(Protocol):
-    """How the weights of one layer are stored and multiplied."""
+    """The way in which the weights of one layer are stored and multiplied."""
 
     def create_weights(
         self, layer: ShardedLinear, in_features: int, out_features: int, dtype: torch.dtype
@@ -35,33 +41,34 @@ class LinearMethod(Protocol):
     def apply(
         self, layer: ShardedLinear, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
     ) -> Float[Tensor, "*batch m"]:
-        """Multiply."""
+        """Compute ``x @ weight.T + bias``."""
         ...
 
 
-class PlainLinearMethod:
-    """Weights as they are in the checkpoint, multiplied by torch."""
+class PlainLinearMethod(LinearMethod):
+    """Keeps weights as they are in the checkpoint and multiplies with torch."""
 
+    @override
     def create_weights(
         self, layer: ShardedLinear, in_features: int, out_features: int, dtype: torch.dtype
     ) -> None:
-        """Register the weight."""
         layer.register_parameter(
             "weight", nn.Parameter(torch.empty(out_features, in_features, dtype=dtype))
         )
 
+    @override
     def process_weights_after_loading(self, layer: ShardedLinear) -> None:
-        """Nothing to rewrite."""
+        pass
 
+    @override
     def apply(
         self, layer: ShardedLinear, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
     ) -> Float[Tensor, "*batch m"]:
-        """Multiply with torch."""
         return F.linear(x, layer.weight, bias)
 
 
 class ShardedLinear(WeightedModule):
-    """Base of the layers: local sizes, bias and method.
+    """Base of all linear layers: it holds the bias and the method that holds the weight.
 
     Args:
         local_in: input features on this rank.
@@ -79,12 +86,12 @@ class ShardedLinear(WeightedModule):
         self.bias = nn.Parameter(torch.empty(local_out, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
-        """Multiply by this rank's weights and add this rank's bias."""
+        """Compute this rank's output features."""
         return self.method.apply(self, x, self.bias)
 
 
 class ReplicatedLinear(ShardedLinear):
-    """The whole weight on every rank."""
+    """A linear layer whose whole weight is on every rank."""
 
     def __init__(
         self, in_features: int, out_features: int, dtype: torch.dtype, method: LinearMethod
@@ -92,14 +99,14 @@ class ReplicatedLinear(ShardedLinear):
         super().__init__(in_features, out_features, dtype, method)
         self.shape = (out_features, in_features)
 
+    @override
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
-        """Weight and bias as stored."""
         yield f"{prefix}weight", WeightTarget(self.weight, self.shape)
         yield f"{prefix}bias", WeightTarget(self.bias, self.shape[:1])
 
 
 class ColumnParallelLinear(ShardedLinear):
-    """Each rank makes some of the output features."""
+    """A linear layer of which each rank makes some of the output features."""
 
     def __init__(
         self,
@@ -114,15 +121,15 @@ class ColumnParallelLinear(ShardedLinear):
         self.group = group
         self.shape = (out_features, in_features)
 
+    @override
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
-        """This rank's rows."""
         shard = Shard.of(self.group, 0, self.shape[0])
         yield f"{prefix}weight", WeightTarget(self.weight, self.shape, shard)
         yield f"{prefix}bias", WeightTarget(self.bias, self.shape[:1], shard)
 
 
 class RowParallelLinear(ShardedLinear):
-    """Each rank reads some of the input features; outputs are summed over ranks."""
+    """A linear layer of which each rank reads some input features; outputs are summed."""
 
     def __init__(
         self,
@@ -138,26 +145,26 @@ class RowParallelLinear(ShardedLinear):
         self.shape = (out_features, in_features)
 
     def forward(self, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
-        """Multiply, sum over ranks, then add the bias once."""
+        """Compute all output features; the bias is added once, after the sum over ranks."""
         if self.group.size == 1:
             return self.method.apply(self, x, self.bias)
         return self.group.all_reduce(self.method.apply(self, x, None)) + self.bias
 
+    @override
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
-        """This rank's columns; the bias is whole."""
         shard = Shard.of(self.group, 1, self.shape[1])
         yield f"{prefix}weight", WeightTarget(self.weight, self.shape, shard)
         yield f"{prefix}bias", WeightTarget(self.bias, self.shape[:1])
 
 
 class QKVParallelLinear(ShardedLinear):
-    """Query, key and value projections as one product; each rank makes some of the heads.
+    """Query, key and value projections as one product, of which each rank makes some heads.
 
-    Rows of the local weight are ordered query, key, value. The checkpoint holds three tensors
+    The rows of the local weight are ordered query, key, value. The checkpoint holds three tensors
     called ``q``, ``k`` and ``v`` beside this layer.
     """
 
-    PARTS = ("q", "k", "v")
+    NAMES = ("q", "k", "v")
 
     def __init__(
         self, dim: int, dtype: torch.dtype, method: LinearMethod, *, group: RankGroup = SINGLE
@@ -168,23 +175,23 @@ class QKVParallelLinear(ShardedLinear):
 
     @property
     def local_dim(self) -> int:
-        """Output features of each of the three parts on this rank."""
-        return self.bias.shape[0] // len(self.PARTS)
+        """Number of output features of each of the three projections on this rank."""
+        return self.bias.shape[0] // len(self.NAMES)
 
     def forward_kv(self, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
-        """Key and value only, for a layer whose query is never used."""
+        """Compute key and value only, for a layer whose query is never used."""
         rows = self.local_dim
         return F.linear(x, self.weight[rows:], self.bias[rows:])
 
+    @override
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
-        """Three tensors stacked into one parameter."""
         beside = prefix.rstrip(".").rpartition(".")[0]
         shard = Shard.of(self.group, 0, self.dim)
-        for index, part in enumerate(self.PARTS):
+        for index, name in enumerate(self.NAMES):
             row = index * shard.length
-            name = f"{beside}.{part}." if beside else f"{part}."
-            yield f"{name}weight", WeightTarget(self.weight, (self.dim, self.dim), shard, row)
-            yield f"{name}bias", WeightTarget(self.bias, (self.dim,), shard, row)
+            stem = f"{beside}.{name}." if beside else f"{name}."
+            yield f"{stem}weight", WeightTarget(self.weight, (self.dim, self.dim), shard, row)
+            yield f"{stem}bias", WeightTarget(self.bias, (self.dim,), shard, row)
 
 
 def process_weights(module: nn.Module) -> None:
@@ -192,3 +199,72 @@ def process_weights(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, ShardedLinear):
             layer.method.process_weights_after_loading(layer)
+
+
+@runtime_checkable
+class LinearBackend(Protocol):
+    """Decides of which layers the linears of a model are made."""
+
+    def install(self, module: nn.Module) -> None:
+        """Put this backend's layers into ``module``, which has memory but no values yet."""
+        ...
+
+    def process(self, module: nn.Module) -> None:
+        """Rewrite the weights of all linears once, after the checkpoint has been read."""
+        ...
+
+    def release(self) -> None:
+        """Free what outlives the modules, such as process groups. A second call does nothing."""
+        ...
+
+
+class NativeLinearBackend(LinearBackend):
+    """Keeps the layers of this file. It has no state."""
+
+    @override
+    def install(self, module: nn.Module) -> None:
+        pass
+
+    @override
+    def process(self, module: nn.Module) -> None:
+        process_weights(module)
+
+    @override
+    def release(self) -> None:
+        pass
+
+
+NATIVE = NativeLinearBackend()
+
+
+def create_linear_backend(
+    name: str,
+    quantization: Mapping[str, object],
+    *,
+    checkpoint: Path,
+    parallel: ParallelState,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> LinearBackend:
+    """Make the backend called ``name``. All ranks of a world call this together.
+
+    Args:
+        quantization: method and ignored layers of vLLM's linears, empty for none.
+        checkpoint: directory of the component, where a method may keep its description.
+
+    Raises:
+        ConfigError: if vLLM cannot be imported, or does not know the quantisation.
+    """
+    if name == "native":
+        return NATIVE
+    try:
+        module = import_module("vllm_omni.diffusion.layers.linear_vllm")
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"linear_backend {name} needs vLLM, which cannot be imported: {error}. Install it, or "
+            "leave linear_backend and quantization_config out. A build of torchvision, torchaudio "
+            "or torchcodec for another torch is a common cause; nothing here needs them"
+        ) from error
+    return module.VllmLinearBackend(
+        quantization, checkpoint=checkpoint, parallel=parallel, device=device, dtype=dtype
+    )

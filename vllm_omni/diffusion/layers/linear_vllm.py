@@ -1,10 +1,11 @@
-"""The layers of :mod:`linear` on vLLM's parallel linears, imported only when they are chosen.
+"""vLLM's parallel linears in the place of this package's, imported only when they are chosen.
 
-Written against the names that vLLM 0.23 to 0.33 share; ``docs/vllm_backend.md`` says which
-versions were run. vLLM owns the representation of the weights, their sharding and the sum over
-tensor-parallel ranks; names and shapes of the checkpoint's tensors stay this package's.
+vLLM owns the representation of the weights, their sharding and the sum over tensor-parallel ranks.
+Names and shapes of checkpoint tensors stay those of this package. The code uses names that vLLM
+0.23 to 0.33 have in common; ``docs/vllm_backend.md`` says which versions were run.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ import torch
 import vllm.model_executor.layers.linear as vllm_linear
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.quantization import get_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.layers import linear
-from vllm_omni.diffusion.layers.vllm_quantization import quantization_config
 from vllm_omni.diffusion.layers.vllm_world import join_vllm_world, leave_vllm_world
 from vllm_omni.diffusion.layers.weights import WeightedModule, WeightTarget
 from vllm_omni.errors import ConfigError
@@ -33,30 +37,30 @@ _WEIGHT = "weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeightTarget(WeightTarget):
-    """A checkpoint tensor that goes whole to vLLM's loader, which keeps this rank's part.
+    """The destination of a checkpoint tensor that vLLM's loader shards by itself.
 
     Attributes:
         layer: owner of the parameter.
-        name: of the parameter.
-        part: of a fused parameter: ``"q"``, ``"k"`` or ``"v"``.
+        name: name of the parameter in its layer.
+        shard_id: ``"q"``, ``"k"`` or ``"v"`` for a fused parameter.
     """
 
     layer: "VllmLinear"
     name: str
-    part: str | None = None
+    shard_id: str | None = None
 
-    def store(self, part: Tensor) -> None:
-        """Hand the tensor to the layer."""
-        self.layer.load(self.name, part, self.part)
+    @override
+    def store(self, share: Tensor) -> None:
+        self.layer.load(self.name, share, self.shard_id)
 
 
 class VllmLinear(WeightedModule):
-    """One of vLLM's linears in the place of one of ours.
+    """One of vLLM's linears with the interface of one of ours.
 
     Args:
         inner: the layer of vLLM.
-        whole: output and input features over all ranks, of one checkpoint tensor.
-        local: the same on this rank.
+        whole: numbers of output and input features of one checkpoint tensor, over all ranks.
+        local: the same numbers on this rank.
     """
 
     def __init__(
@@ -70,26 +74,27 @@ class VllmLinear(WeightedModule):
         self._has_weight = False
 
     def forward(self, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
-        """Multiply, add the bias and, where inputs are shared out, sum over ranks."""
+        """Compute the output features, summed over ranks where the inputs are shared out."""
         return self.inner(x)
 
-    def load(self, name: str, tensor: Tensor, part: str | None) -> None:
+    def load(self, name: str, tensor: Tensor, shard_id: str | None) -> None:
         """Give a checkpoint tensor to the loader of the parameter ``name``.
 
-        Methods that quantise while loading count what arrives from the first weight on, so other
-        tensors wait for it. They also replace parameters: each is looked up when it is written.
+        A method that quantises while loading counts what arrives from the first weight on, so all
+        other tensors wait for the weight. It also replaces parameters, so each one is looked up
+        when it is written.
         """
         if name == _WEIGHT:
             self._has_weight = True
-            self._write(name, tensor, part)
+            self._write(name, tensor, shard_id)
             self._write_waiting()
         elif self._has_weight:
-            self._write(name, tensor, part)
+            self._write(name, tensor, shard_id)
         else:
-            self._waiting.append((name, tensor, part))
+            self._waiting.append((name, tensor, shard_id))
 
     def process_weights_after_loading(self) -> None:
-        """Let vLLM rewrite the weights; some methods drop the loaded ones.
+        """Let vLLM rewrite the weights. Some of its methods drop the loaded ones.
 
         Raises:
             ConfigError: if the quantisation does not run on this device.
@@ -98,8 +103,8 @@ class VllmLinear(WeightedModule):
         with self._refusal():
             self.inner.quant_method.process_weights_after_loading(self.inner)
 
+    @override
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
-        """Every parameter under the name of its checkpoint tensor, scales included."""
         for name, parameter in self.inner.named_parameters(recurse=False):
             yield f"{prefix}{name}", self._target(name, parameter, tuple(parameter.shape))
 
@@ -107,15 +112,15 @@ class VllmLinear(WeightedModule):
         while self._waiting:
             self._write(*self._waiting.pop(0))
 
-    def _write(self, name: str, tensor: Tensor, part: str | None) -> None:
+    def _write(self, name: str, tensor: Tensor, shard_id: str | None) -> None:
         parameter = self.inner.get_parameter(name)
-        arguments = (tensor,) if part is None else (tensor, part)
+        arguments = (tensor,) if shard_id is None else (tensor, shard_id)
         with self._refusal():
             parameter.weight_loader(parameter, *arguments)
 
     @contextmanager
     def _refusal(self) -> Iterator[None]:
-        """A method that lacks an operator fails deep inside; say which layer and which setting."""
+        """Name layer and setting when a method that lacks an operator fails deep inside vLLM."""
         try:
             yield
         except (RuntimeError, AttributeError) as error:
@@ -127,42 +132,47 @@ class VllmLinear(WeightedModule):
             ) from error
 
     def _target(
-        self, name: str, parameter: nn.Parameter, shape: tuple[int, ...], part: str | None = None
+        self,
+        name: str,
+        parameter: nn.Parameter,
+        shape: tuple[int, ...],
+        shard_id: str | None = None,
     ) -> LayerWeightTarget:
-        return LayerWeightTarget(parameter, self._whole(shape), layer=self, name=name, part=part)
+        whole = self._whole(shape)
+        return LayerWeightTarget(parameter, whole, layer=self, name=name, shard_id=shard_id)
 
     def _whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape over all ranks: the first axis of a parameter is outputs, the second inputs."""
+        """Return the shape over all ranks; axes of a parameter are outputs, then inputs."""
         axes = zip(shape, self.local, self.whole, strict=False)
         grown = tuple(whole if size == local else size for size, local, whole in axes)
         return grown + shape[len(grown) :]
 
 
 class VllmQKVLinear(VllmLinear):
-    """Query, key and value projections as one product; each rank makes some of the heads."""
+    """Query, key and value projections as one product, of which each rank makes some heads."""
 
     @property
     def local_dim(self) -> int:
-        """Output features of each of the three parts on this rank."""
+        """Number of output features of each of the three projections on this rank."""
         return self.local[0]
 
     def forward_kv(self, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
-        """Key and value only. vLLM's weights cannot be cut, so the query is made and dropped."""
+        """Compute key and value; vLLM's weights cannot be cut, so the query is made and dropped."""
         return self.inner(x)[..., self.local_dim :]
 
+    @override
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
-        """Three tensors called ``q``, ``k`` and ``v`` beside this layer, for each parameter."""
         beside = prefix.rstrip(".").rpartition(".")[0]
-        parts = linear.QKVParallelLinear.PARTS
+        shard_ids = linear.QKVParallelLinear.NAMES
         for name, parameter in self.inner.named_parameters(recurse=False):
-            shape = (parameter.shape[0] // len(parts), *parameter.shape[1:])
-            for part in parts:
-                stem = f"{beside}.{part}" if beside else part
-                yield f"{stem}.{name}", self._target(name, parameter, shape, part)
+            shape = (parameter.shape[0] // len(shard_ids), *parameter.shape[1:])
+            for shard_id in shard_ids:
+                stem = f"{beside}.{shard_id}" if beside else shard_id
+                yield f"{stem}.{name}", self._target(name, parameter, shape, shard_id)
 
 
-class VllmLinearBackend:
-    """Puts vLLM's layers into a model, over vLLM's groups of the ranks of this world.
+class VllmLinearBackend(linear.LinearBackend):
+    """Puts vLLM's layers into a model; they use vLLM's groups of the ranks of this world.
 
     Raises:
         ConfigError: if vLLM does not know the quantisation.
@@ -188,6 +198,7 @@ class VllmLinearBackend:
         with set_current_vllm_config(self._world):
             self.quantization = quantization_config(quantization.get("method"), checkpoint)
 
+    @override
     def install(self, module: nn.Module) -> None:
         """Replace the linears of ``module`` that store their weights plainly.
 
@@ -209,7 +220,7 @@ class VllmLinearBackend:
         logger.info("%d linears by vLLM, %s (%d kept as they are)", len(ours), how, kept)
 
     def replacement(self, name: str, layer: linear.ShardedLinear) -> VllmLinear:
-        """vLLM's layer for one of ours, on the device, without weights.
+        """Make vLLM's layer for one of ours, on the device, without weights.
 
         Raises:
             ConfigError: if the quantisation cannot take the layer.
@@ -232,15 +243,16 @@ class VllmLinearBackend:
                     f"{name}: {error}; add it to ignored_layers"
                 ) from error
 
+    @override
     def process(self, module: nn.Module) -> None:
-        """Rewrite the weights of vLLM's layers and of those that were left as they are."""
         linear.process_weights(module)
         for layer in module.modules():
             if isinstance(layer, VllmLinear):
                 layer.process_weights_after_loading()
 
+    @override
     def release(self) -> None:
-        """End vLLM's groups, and with them all groups of this process."""
+        """End vLLM's groups, and with them all process groups of this process."""
         leave_vllm_world()
 
     def _replacement(self, layer: linear.ShardedLinear, options: dict[str, object]) -> VllmLinear:
@@ -275,16 +287,71 @@ class VllmLinearBackend:
 
 
 def _names(pattern: str, name: str) -> bool:
-    """Whether a pattern means a layer; the component's name may stand before it."""
+    """Tell whether a pattern matches a layer; it may begin with the component's name."""
     return fnmatchcase(name, pattern.removeprefix(_COMPONENT))
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Some methods of vLLM take the type of their results from torch's default."""
+    """Set torch's default dtype, from which some methods of vLLM take that of their results."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+_FP8 = "fp8"
+_FP8_PER_TENSOR = "fp8_per_tensor"
+
+
+def quantization_config(method: object, checkpoint: Path) -> QuantizationConfig | None:
+    """Find vLLM's configuration object of a quantisation; ``None`` for none.
+
+    ``fp8`` and ``fp8_per_tensor`` quantise a plain checkpoint while it is loaded. Newer releases
+    of vLLM keep ``fp8`` for checkpoints that hold 8-bit weights, so there both names mean
+    ``fp8_per_tensor``. Any other name is looked up among vLLM's methods and those that a plug-in
+    has registered; if the method has a description file, it must be in the checkpoint.
+
+    Args:
+        checkpoint: directory of the component.
+
+    Raises:
+        ConfigError: if this vLLM has no such method, or its description is missing.
+    """
+    if method is None:
+        return None
+    if method in {_FP8, _FP8_PER_TENSOR}:
+        return _online_fp8()
+    try:
+        found = get_quantization_config(str(method))
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"quantization_config.method {method!r}: the installed vLLM does not know it ({error})"
+        ) from error
+    return found.from_config(_description(str(method), found.get_config_filenames(), checkpoint))
+
+
+def _online_fp8() -> QuantizationConfig:
+    try:
+        return Fp8Config(is_checkpoint_fp8_serialized=False, activation_scheme="dynamic")
+    except ValueError:
+        # This release names it fp8_per_tensor, and has the two imports below.
+        from vllm.config.quantization import resolve_quantization_config
+        from vllm.model_executor.layers.quantization.online.base import OnlineQuantizationConfig
+
+        return OnlineQuantizationConfig(args=resolve_quantization_config(_FP8_PER_TENSOR, None))
+
+
+def _description(method: str, names: list[str], checkpoint: Path) -> dict[str, object]:
+    if not names:
+        return {}
+    for name in names:
+        file = checkpoint / name
+        if file.is_file():
+            return json.loads(file.read_text(encoding="utf-8"))
+    raise ConfigError(
+        f"quantization_config.method {method!r} needs its description in {checkpoint.name}/: "
+        f"{' or '.join(names)}"
+    )

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
 from vllm_omni.diffusion.layers.weights import Shard, WeightedModule, WeightTarget
@@ -17,7 +18,7 @@ def layer_norm(
     weight: Float[Tensor, " dim"] | None = None,
     bias: Float[Tensor, " dim"] | None = None,
 ) -> Float[Tensor, "*batch dim"]:
-    """Layer normalisation over the last axis in float32; the result stays float32."""
+    """Normalise over the last axis in float32 and return float32."""
     return F.layer_norm(
         x.float(),
         x.shape[-1:],
@@ -28,7 +29,7 @@ def layer_norm(
 
 
 class AffineLayerNorm(nn.Module):
-    """Layer normalisation with weight and bias."""
+    """Layer normalisation with a weight and a bias."""
 
     def __init__(self, dim: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -44,10 +45,10 @@ class AffineLayerNorm(nn.Module):
 class RMSNormAcrossHeads(WeightedModule):
     """Root-mean-square norm over all heads together: ``x / sqrt(mean(x²) + eps) * weight``.
 
-    Under tensor parallelism each rank holds some heads, so the sum of squares is all-reduced.
+    Under tensor parallelism each rank holds some heads and the sum of squares is all-reduced.
 
     Args:
-        dim: channels of all heads on all ranks.
+        dim: number of channels of all heads on all ranks.
     """
 
     def __init__(
@@ -60,14 +61,14 @@ class RMSNormAcrossHeads(WeightedModule):
         self.weight = nn.Parameter(torch.empty(dim // tensor_parallel.size, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "*batch local_dim"]) -> Float[Tensor, "*batch local_dim"]:
-        """Divide first, multiply second; that order is part of the model's arithmetic."""
+        """Divide first and multiply second, in this order, which decides the rounding."""
         wide = x.float()
         square_sum = self.group.all_reduce(wide.square().sum(dim=-1, keepdim=True))
         return (wide / torch.sqrt(square_sum / self.dim + self.eps) * self.weight.float()).to(
             x.dtype
         )
 
+    @override
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
-        """The channels of this rank's heads."""
         shard = Shard.of(self.group, 0, self.dim)
         yield f"{prefix}weight", WeightTarget(self.weight, (self.dim,), shard)

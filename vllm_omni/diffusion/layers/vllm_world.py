@@ -1,7 +1,7 @@
 """vLLM's process groups over the ranks of a worker world that exists already.
 
-vLLM's layers ask global groups for their rank, so these have to be there before the first layer
-is made, one rank or many.
+vLLM's layers ask global groups for their rank. So the groups must exist before the first layer is
+made, whether there is one rank or many.
 """
 
 import os
@@ -30,7 +30,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What vLLM's layers read of a model's configuration; there is no language model here."""
+    """The fields that vLLM's layers read of the configuration of a model."""
 
     dtype: torch.dtype
     is_moe: bool = False
@@ -39,14 +39,14 @@ class ModelFacts:
 def join_vllm_world(
     parallel: ParallelState, *, device: torch.device, dtype: torch.dtype
 ) -> VllmConfig:
-    """Make vLLM's groups; every rank of the world calls this once, in the same order.
+    """Make vLLM's groups. Every rank of the world calls this once, in the same order.
 
-    vLLM's tensor-parallel groups are neighbouring ranks, as ours are, so both name the same ranks
-    and the sequence-parallel axis needs no word to vLLM. A process that is alone may call this for
-    several models: one rank exchanges nothing, so they share the groups.
+    vLLM's tensor-parallel groups are neighbouring ranks, as ours are, so vLLM need not know of the
+    sequence-parallel axis. A process that is alone may call this for several models, which share
+    the groups, since one rank exchanges nothing.
 
     Returns:
-        the configuration under which layers have to be made.
+        The configuration under which layers have to be made.
     """
     config = VllmConfig(device_config=DeviceConfig(device=device.type))
     config.parallel_config.tensor_parallel_size = parallel.tensor.size
@@ -57,7 +57,7 @@ def join_vllm_world(
 
 
 def leave_vllm_world() -> None:
-    """End vLLM's groups and the default group; a second call does nothing."""
+    """End vLLM's groups and the default group. A second call does nothing."""
     destroy_model_parallel()
     destroy_distributed_environment()
 

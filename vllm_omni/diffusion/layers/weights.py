@@ -1,4 +1,4 @@
-"""Where each tensor of a checkpoint goes: into which parameter, which part of it, at which row."""
+"""Where each tensor of a checkpoint goes: the parameter, this rank's share, the first row."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The slice of a checkpoint tensor that this rank holds, along one axis."""
+    """The slice of a checkpoint tensor that this rank holds along one axis."""
 
     axis: int
     start: int
@@ -18,20 +18,20 @@ class Shard:
 
     @classmethod
     def of(cls, group: RankGroup, axis: int, full_length: int) -> "Shard":
-        """Even share of ``full_length`` for this rank of ``group``."""
+        """Give this rank of ``group`` its even share of ``full_length``."""
         length = full_length // group.size
         return cls(axis, group.rank * length, length)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """Destination of one checkpoint tensor.
+    """The destination of one checkpoint tensor.
 
     Attributes:
-        parameter: written in place.
-        shape: of the whole tensor in the checkpoint.
-        shard: part that this rank reads; ``None`` is all of it.
-        first_row: row of ``parameter`` where the part begins (fused parameters hold several).
+        parameter: parameter that is written in place.
+        shape: shape of the whole tensor in the checkpoint.
+        shard: share that this rank reads; ``None`` for all of it.
+        first_row: row of ``parameter`` where the share begins; a fused parameter holds several.
     """
 
     parameter: nn.Parameter
@@ -40,20 +40,20 @@ class WeightTarget:
     first_row: int = 0
 
     def local_slices(self) -> tuple[slice, ...]:
-        """Index of this rank's part in the checkpoint tensor."""
+        """Return the index of this rank's share in the checkpoint tensor."""
         slices = [slice(0, size) for size in self.shape]
         if self.shard is not None:
             slices[self.shard.axis] = slice(self.shard.start, self.shard.start + self.shard.length)
         return tuple(slices)
 
-    def store(self, part: Tensor) -> None:
-        """Copy the local part into the parameter, converting its dtype."""
-        rows = part.shape[0]
-        self.parameter.data[self.first_row : self.first_row + rows].copy_(part)
+    def store(self, share: Tensor) -> None:
+        """Copy this rank's share into the parameter and convert its dtype."""
+        rows = share.shape[0]
+        self.parameter.data[self.first_row : self.first_row + rows].copy_(share)
 
 
 class WeightedModule(nn.Module):
-    """A module whose parameters are not laid out as its checkpoint tensors are."""
+    """A module whose parameters differ from its checkpoint tensors in layout."""
 
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
         """Yield (checkpoint name, destination) for every tensor under ``prefix``."""
@@ -61,7 +61,7 @@ class WeightedModule(nn.Module):
 
 
 def weight_targets(module: nn.Module, prefix: str = "") -> dict[str, WeightTarget]:
-    """Destinations of all checkpoint tensors of ``module``, keyed by checkpoint name."""
+    """Map the name of each checkpoint tensor of ``module`` to its destination."""
     if isinstance(module, WeightedModule):
         return dict(module.weight_targets(prefix))
     targets = {

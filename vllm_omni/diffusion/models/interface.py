@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from jaxtyping import Shaped
 
-from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
+from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, SessionRequest
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
+from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, GroupCapacity, SessionRequest
 from vllm_omni.errors import OmniError
 

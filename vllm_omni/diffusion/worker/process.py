@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
+from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
 from vllm_omni.diffusion.messages import ChunkResult, ChunkTimings
 from vllm_omni.diffusion.worker.commands import (
     ChunkReady,
@@ -95,9 +95,8 @@ def _join(task: WorkerTask) -> ParallelState | None:
     """Meet the other ranks, unless this one is alone, and see that exchanges between them work."""
     import torch
 
-    from vllm_omni.diffusion.distributed.comm import UlyssesExchange
+    from vllm_omni.diffusion.distributed.comm import UlyssesExchange, check_exchange
     from vllm_omni.diffusion.distributed.parallel_state import WorldPlace, join_world
-    from vllm_omni.diffusion.distributed.self_check import check_exchange
     from vllm_omni.platforms import create_platform
 
     config = task.config
@@ -160,7 +159,7 @@ class _WorkerLoop:
             self._line.send(self._answer(command))
 
     def _answer(self, command: Command) -> Reply:
-        from vllm_omni.diffusion.distributed.agreement import PeerRefusedError
+        from vllm_omni.diffusion.distributed.parallel_state import PeerRefusedError
 
         try:
             return Done(self._obey(command))

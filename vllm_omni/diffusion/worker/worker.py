@@ -3,9 +3,7 @@
 from collections.abc import Callable
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.agreement import Agreement
-from vllm_omni.diffusion.distributed.parallel_state import ParallelState
-from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
+from vllm_omni.diffusion.distributed.parallel_state import Agreement, ExchangeTraffic, ParallelState
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,

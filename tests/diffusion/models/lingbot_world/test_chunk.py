@@ -9,8 +9,13 @@ from tests.helpers.model_builders import (
     chunk_inputs,
     small_transformer,
 )
-from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise, draw_noise
-from vllm_omni.diffusion.models.lingbot_world.schedule import COMMIT_TIMESTEP, DmdSchedule
+from vllm_omni.diffusion.models.lingbot_world.chunk import (
+    COMMIT_TIMESTEP,
+    DmdSchedule,
+    commit,
+    denoise,
+    draw_noise,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

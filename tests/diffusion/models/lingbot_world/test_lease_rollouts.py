@@ -22,7 +22,7 @@ from vllm_omni.diffusion.messages import ChunkPlan
 from vllm_omni.diffusion.models.lingbot_world.attention import EAGER
 from vllm_omni.diffusion.models.lingbot_world.lease import Lease, LeaseRecord
 from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
-from vllm_omni.diffusion.models.lingbot_world.session import CommittedState, SessionParts
+from vllm_omni.diffusion.models.lingbot_world.session import CommittedState, SessionSetup
 from vllm_omni.diffusion.models.lingbot_world.transformer import ChunkContext
 from vllm_omni.diffusion.worker import process
 from vllm_omni.diffusion.worker.commands import WorkerTask
@@ -107,7 +107,7 @@ def executor():
 
 
 def record_of(executor) -> LeaseRecord:
-    return executor.worker.pipeline.parts.transformer.post_attention.record
+    return executor.worker.pipeline.model.transformer.post_attention.record
 
 
 def rollout(executor, name, **request):
@@ -169,7 +169,7 @@ def test_settings_that_do_not_go_with_graphs_are_refused_at_the_start(changes, m
 def test_without_the_setting_there_are_no_graphs():
     executor = InlineExecutor(config(leased=False))
     executor.start()
-    assert executor.worker.pipeline.parts.transformer.post_attention is EAGER
+    assert executor.worker.pipeline.model.transformer.post_attention is EAGER
     executor.shutdown()
 
 
@@ -193,7 +193,7 @@ def test_a_failed_replay_loses_the_worker_keeps_its_memory_and_is_relaunched(mon
     with pytest.raises(WorkerFailedError, match="workers have to be restarted"):
         make_chunks(supervisor.executor, "lost", range(1))
     (held,) = QUARANTINE.held[held_before:]
-    for kind in (LeasedPostAttention, SessionParts, CommittedState, ChunkContext):
+    for kind in (LeasedPostAttention, SessionSetup, CommittedState, ChunkContext):
         assert any(isinstance(owner, kind) for owner in held.owners)
     assert "injected device error" in held.reason
     (lease,) = [owner for owner in held.owners if isinstance(owner, Lease)]
@@ -267,7 +267,7 @@ def fail_in_the_exchange_back(state: ParallelState, settings: OmniDiffusionConfi
         with pytest.raises(WorkerFailedError) as caught:
             worker.run_chunk(ChunkPlan("lost", 0), lambda _: None)
     (held,) = QUARANTINE.held
-    transformer = worker.pipeline.parts.transformer
+    transformer = worker.pipeline.model.transformer
     exchange_is_kept = any(owner is transformer.exchange for owner in held.owners)
     record = transformer.post_attention.record
     return str(caught.value.__cause__), record.failed, exchange_is_kept, record.replays

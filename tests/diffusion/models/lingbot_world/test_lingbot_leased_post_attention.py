@@ -37,7 +37,7 @@ from vllm_omni.diffusion.models.lingbot_world.lease import (
     SlotsBusyError,
 )
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.int8 import ReferenceInt8Ops
+from vllm_omni.platforms.fused import ReferenceInt8Ops
 
 __all__ = ["blocks", "inference", "leases", "quarantine", "runtime"]
 

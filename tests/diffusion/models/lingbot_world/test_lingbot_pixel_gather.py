@@ -8,7 +8,7 @@ import torch.distributed as dist
 from tests.helpers.distributed import run_ranks
 from vllm_omni.diffusion.data import PIXEL_OUTPUT_MODES, DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState, RankGroup
-from vllm_omni.diffusion.models.lingbot_world.pixel_gather import PixelGather, PixelMode
+from vllm_omni.diffusion.models.lingbot_world.pixel_output import PixelGather, PixelMode
 from vllm_omni.platforms.quarantine import (
     Quarantine,
     TransferOwners,

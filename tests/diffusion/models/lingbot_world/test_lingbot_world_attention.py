@@ -10,7 +10,7 @@ from tests.helpers.model_builders import (
     small_transformer,
     transformer_parts,
 )
-from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.attention.backend import create_attention_backend
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.helpers.golden import assert_matches, golden_dir, load_set, requires_golden
+from tests.helpers.rays import path_rays
 from vllm_omni.diffusion.camera_motion import normalise_keys
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import (
@@ -15,10 +16,12 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
     SourceImage,
 )
-from vllm_omni.diffusion.models.lingbot_world.camera import build_plucker_embedding, fold_camera
-from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_track
-from vllm_omni.diffusion.models.lingbot_world.resample import interpolate_camera_trajectory
-from vllm_omni.errors import InvalidRequestError
+from vllm_omni.diffusion.models.lingbot_world.camera import (
+    create_camera_track,
+    fold_camera,
+    interpolate_camera_trajectory,
+)
+from vllm_omni.errors import InternalError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -117,7 +120,7 @@ def test_a_recorded_path_by_chunks_is_bitwise_the_whole_clip(dtype, geometry):
     source = recorded(33)
     poses, intrinsics = interpolate_camera_trajectory(source.poses, source.intrinsics, 9)
     whole = fold_camera(
-        build_plucker_embedding(
+        path_rays(
             torch.from_numpy(poses),
             torch.from_numpy(intrinsics),
             height=geometry.height,
@@ -183,15 +186,15 @@ def test_a_step_leaves_the_given_state_alone():
 )
 def test_a_source_that_has_ended_refuses(source, num_chunks, message):
     track = open_track(source, num_chunks)
-    with pytest.raises(InvalidRequestError, match=message):
+    with pytest.raises(InternalError, match=message):
         walk(track, 2)
 
 
 def test_plans_that_do_not_fit_are_refused():
     live = open_track(LiveCamera(), None)
-    with pytest.raises(InvalidRequestError, match="chunk 0 of a live camera needs three poses"):
+    with pytest.raises(InternalError, match="chunk 0 of a live camera needs three poses"):
         live.next_chunk(live.fresh(), ChunkPlan("s", 0))
-    with pytest.raises(InvalidRequestError, match="stands before chunk 0, got chunk 4"):
+    with pytest.raises(InternalError, match="stands before chunk 0, got chunk 4"):
         live.next_chunk(live.fresh(), ChunkPlan("s", 4))
-    with pytest.raises(InvalidRequestError, match="whole clip"):
+    with pytest.raises(InternalError, match="whole clip"):
         open_track(recorded(9), None)

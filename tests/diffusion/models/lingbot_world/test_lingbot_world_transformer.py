@@ -22,7 +22,7 @@ from tests.helpers.model_builders import (
     weights_of,
     windowed,
 )
-from vllm_omni.diffusion.attention.registry import create_attention_backend
+from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig

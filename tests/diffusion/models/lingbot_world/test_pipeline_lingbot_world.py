@@ -210,11 +210,11 @@ def test_denoising_changes_no_committed_state(worker):
     try:
         for chunk in range(3):
             before = session.committed
-            noise = session.parts.generator.get_state()
+            noise = session.setup.generator.get_state()
             first, _ = pipeline.denoise_chunk(session, ChunkPlan("s", chunk))
             first = first.clone()
             assert session.committed is before
-            session.parts.generator.set_state(noise)
+            session.setup.generator.set_state(noise)
             again, _ = pipeline.denoise_chunk(session, ChunkPlan("s", chunk))
             assert torch.equal(first, again)  # bitwise, after its own probes wrote the window
             pipeline.commit_chunk(session)
@@ -331,7 +331,7 @@ def test_state_and_workspace_bytes_bound_what_is_alive_while_a_chunk_is_made(wor
 
         return call
 
-    for coder in (pipeline.parts.vae.encoder, pipeline.parts.vae.decoder):
+    for coder in (pipeline.model.vae.encoder, pipeline.model.vae.decoder):
         monkeypatch.setattr(coder, "forward", measured(coder.forward))
     session = pipeline.open_session("s", keys_request(2))
     for chunk in range(2):

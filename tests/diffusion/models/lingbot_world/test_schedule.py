@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from vllm_omni.diffusion.models.lingbot_world.schedule import (
+from vllm_omni.diffusion.models.lingbot_world.chunk import (
     COMMIT_TIMESTEP,
     DMD_LABELS,
     DmdSchedule,

@@ -15,7 +15,7 @@ def __getattr__(name: str) -> object:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{_EXPORTS[name]}")
-    return vars(module)[name]
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

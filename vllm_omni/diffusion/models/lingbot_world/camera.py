@@ -1,16 +1,38 @@
-"""Camera poses turned into the per-pixel ray tensor that steers the transformer.
+"""Turns the camera of a session, chunk by chunk, into the ray tensor that steers the transformer.
 
-Each latent frame is described by its camera's motion since the frame before: per pixel the origin
-(the scaled translation) and the viewing direction, six channels, folded 8x8 into 384.
+Each latent frame is described by the motion of its camera since the frame before. Every pixel gets
+an origin (the scaled translation) and a viewing direction, six channels; blocks of 8x8 pixels are
+folded into 384 channels. A *track* is a camera source with everything precomputed, a *state* is how
+far a session has come on it; ``next_chunk`` takes one state and returns the next.
 """
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
-from vllm_omni.diffusion.geometry import SPATIAL_FACTOR
+from vllm_omni.diffusion.camera_motion import (
+    MOVE_STEP,
+    integrate_keys,
+    matrix_of,
+    quaternion_of,
+    slerp,
+)
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, SPATIAL_FACTOR, VideoGeometry
+from vllm_omni.diffusion.messages import (
+    ChunkPlan,
+    LiveCamera,
+    RecordedCamera,
+    ScriptedKeys,
+    SessionRequest,
+)
+from vllm_omni.errors import InternalError
+from vllm_omni.platforms.base import to_device
 
 REFERENCE_WIDTH = 832
 REFERENCE_HEIGHT = 480
@@ -20,7 +42,7 @@ FOCAL_PIXELS = 500.0
 
 
 def reference_intrinsics(*, width: int, height: int) -> Float32[np.ndarray, "4"]:
-    """Intrinsics (at reference size) that give ``FOCAL_PIXELS`` and a centred principal point."""
+    """Compute fx, fy, cx, cy at reference size for ``FOCAL_PIXELS`` and a centred camera."""
     return np.array(
         [
             FOCAL_PIXELS * REFERENCE_WIDTH / width,
@@ -33,7 +55,7 @@ def reference_intrinsics(*, width: int, height: int) -> Float32[np.ndarray, "4"]
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of the camera arithmetic for a target dtype: float64 for itself, else float32."""
+    """Choose the dtype of the camera arithmetic: float64 for a float64 target, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -47,7 +69,7 @@ def _inverse_rigid(poses: Float[Tensor, "*n 4 4"]) -> Float[Tensor, "*n 4 4"]:
 
 
 def relative_poses(poses: Float[Tensor, "frames 4 4"]) -> Float[Tensor, "frames 4 4"]:
-    """Poses as seen from the first one, which becomes exactly the identity."""
+    """Express poses in the frame of the first one, which becomes exactly the identity."""
     relative = _inverse_rigid(poses[:1]) @ poses
     relative[0] = torch.eye(4, dtype=poses.dtype, device=poses.device)
     return relative
@@ -56,12 +78,12 @@ def relative_poses(poses: Float[Tensor, "frames 4 4"]) -> Float[Tensor, "frames 
 def framewise_deltas(
     poses: Float[Tensor, "frames 4 4"], translation_scale: float | None = None
 ) -> Float[Tensor, "frames 4 4"]:
-    """Motion of each frame since the frame before; the identity for the first.
+    """Compute the motion of each frame since the frame before, the identity for the first.
 
     Args:
-        poses: camera-to-world.
-        translation_scale: divisor of all translations, ``None`` for the longest step of these
-            frames. Where nothing moves, nothing is divided.
+        poses: camera-to-world matrices.
+        translation_scale: divisor of all translations; ``None`` for the longest step of these
+            frames. Nothing is divided by a step of zero.
     """
     relative = relative_poses(poses)
     deltas = relative.clone()
@@ -81,24 +103,21 @@ def build_rays(
     *,
     height: int,
     width: int,
-    target_height: int | None = None,
-    target_width: int | None = None,
-) -> Float[Tensor, "frames 6 target_height target_width"]:
-    """Origin and direction of the ray through each pixel centre.
+) -> Float[Tensor, "frames 6 height width"]:
+    """Compute origin and direction of the ray through the centre of each pixel.
 
     Args:
-        deltas: motion of each frame, translations already scaled.
+        deltas: motion of each frame, with scaled translations.
         intrinsics: fx, fy, cx, cy at 832x480 reference pixels.
-        height: size that the intrinsics are rescaled to; with ``width``.
-        target_height: rows of the result, ``None`` for ``height``; with ``target_width``.
+        height: rows of the picture, in pixels.
+        width: columns of the picture, in pixels.
     """
-    rows, columns = target_height or height, target_width or width
     as_ = {"dtype": deltas.dtype, "device": deltas.device}
     fx, cx = (intrinsics[:, i, None, None] * (width / REFERENCE_WIDTH) for i in (0, 2))
     fy, cy = (intrinsics[:, i, None, None] * (height / REFERENCE_HEIGHT) for i in (1, 3))
-    x = ((torch.arange(columns, **as_) + 0.5) * (width / columns))[None, None, :]
-    y = ((torch.arange(rows, **as_) + 0.5) * (height / rows))[None, :, None]
-    shape = (len(deltas), rows, columns)
+    x = (torch.arange(width, **as_) + 0.5)[None, None, :]
+    y = (torch.arange(height, **as_) + 0.5)[None, :, None]
+    shape = (len(deltas), height, width)
     local = torch.stack(
         [((x - cx) / fx).expand(shape), ((y - cy) / fy).expand(shape), torch.ones(shape, **as_)],
         dim=-1,
@@ -110,35 +129,230 @@ def build_rays(
     return torch.cat([origin, direction], dim=-1).permute(0, 3, 1, 2)
 
 
-def build_plucker_embedding(
-    poses: Float[Tensor, "frames 4 4"],
-    intrinsics: Float[Tensor, "frames 4"],
-    *,
-    height: int,
-    width: int,
-    target_height: int | None = None,
-    target_width: int | None = None,
-    translation_scale: float | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Float[Tensor, "frames 6 target_height target_width"]:
-    """Rays of a path in one go: deltas, scale, rays, and the cast to ``dtype`` last.
-
-    The arguments are those of :func:`framewise_deltas` and :func:`build_rays`.
-    """
-    wide = compute_dtype(dtype)
-    rays = build_rays(
-        framewise_deltas(poses.to(wide), translation_scale),
-        intrinsics.to(wide),
-        height=height,
-        width=width,
-        target_height=target_height,
-        target_width=target_width,
-    )
-    return rays.to(dtype)
-
-
 def fold_camera(
     rays: Float[Tensor, "frames 6 height width"],
 ) -> Float[Tensor, "384 frames latent_height latent_width"]:
-    """Move each 8x8 block of pixels into channels (channel = c * 64 + dy * 8 + dx)."""
+    """Fold each block of 8x8 pixels into channels: channel = c * 64 + dy * 8 + dx."""
     return F.pixel_unshuffle(rays, SPATIAL_FACTOR).transpose(0, 1).contiguous()
+
+
+def interpolate_camera_trajectory(
+    poses: Float[np.ndarray, "source_frames 4 4"],
+    intrinsics: Float[np.ndarray, "source_frames 4"],
+    num_frames: int,
+) -> tuple[Float[np.ndarray, "frames 4 4"], Float[np.ndarray, "frames 4"]]:
+    """Spread ``num_frames`` frames evenly over a path, both ends included.
+
+    Translations and intrinsics are interpolated linearly and rotations spherically, in float64; the
+    results have the dtypes of the inputs. A path that has this number of frames is returned as it
+    is, and a single frame is repeated.
+    """
+    source_frames = len(poses)
+    if source_frames == num_frames:
+        return poses, intrinsics
+    if source_frames == 1:
+        return np.repeat(poses, num_frames, axis=0), np.repeat(intrinsics, num_frames, axis=0)
+    source_times = np.linspace(0.0, 1.0, source_frames)
+    times = np.linspace(0.0, 1.0, num_frames)
+    resampled = np.tile(np.eye(4), (num_frames, 1, 1))
+    resampled[:, :3, 3] = _linear(times, source_times, poses[:, :3, 3])
+    resampled[:, :3, :3] = _spherical(times, poses[:, :3, :3])
+    new_intrinsics = _linear(times, source_times, intrinsics)
+    return resampled.astype(poses.dtype), new_intrinsics.astype(intrinsics.dtype)
+
+
+def _linear(
+    times: Float[np.ndarray, "frames"],
+    source_times: Float[np.ndarray, "source_frames"],
+    values: Float[np.ndarray, "source_frames columns"],
+) -> Float[np.ndarray, "frames columns"]:
+    wide = values.astype(np.float64)
+    return np.stack([np.interp(times, source_times, column) for column in wide.T], axis=1)
+
+
+def _spherical(
+    times: Float[np.ndarray, "frames"], rotations: Float[np.ndarray, "source_frames 3 3"]
+) -> Float[np.ndarray, "frames 3 3"]:
+    quaternions = [quaternion_of(rotation) for rotation in rotations]
+    last = len(rotations) - 1
+    matrices = []
+    for position in times * last:
+        left = min(max(int(np.floor(position)), 0), last - 1)
+        matrices.append(
+            matrix_of(slerp(quaternions[left], quaternions[left + 1], float(position - left)))
+        )
+    return np.stack(matrices)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CameraState:
+    """The camera of a session between two chunks.
+
+    Attributes:
+        next_chunk_index: index of the chunk that comes next.
+        pose: camera-to-world matrix of the last latent frame, the anchor of the next chunk.
+        pitch_rad: pitch in radians that keys have added up to.
+    """
+
+    next_chunk_index: int
+    pose: Float64[np.ndarray, "4 4"]
+    pitch_rad: float
+
+
+@runtime_checkable
+class CameraTrack(Protocol):
+    """The camera source of one session."""
+
+    def fresh(self) -> CameraState:
+        """Return the state before chunk 0, at the origin and level."""
+        return CameraState(next_chunk_index=0, pose=np.eye(4), pitch_rad=0.0)
+
+    def next_chunk(
+        self, state: CameraState, plan: ChunkPlan
+    ) -> tuple[Float[Tensor, "384 3 latent_height latent_width"], CameraState]:
+        """Return the camera tensor of the chunk after ``state``, and the state after it.
+
+        Raises:
+            InternalError: if the plan does not fit the source, or the source has ended.
+        """
+        ...
+
+
+def _check_order(state: CameraState, plan: ChunkPlan) -> None:
+    if plan.chunk_index != state.next_chunk_index:
+        raise InternalError(
+            f"the camera stands before chunk {state.next_chunk_index}, got chunk {plan.chunk_index}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RayView:
+    """Builds the ray tensors of one session, of one size, dtype and device."""
+
+    geometry: VideoGeometry
+    dtype: torch.dtype
+    device: torch.device
+
+    def fold(
+        self, deltas: Float[Tensor, "frames 4 4"], intrinsics: Float[Tensor, "frames 4"]
+    ) -> Float[Tensor, "384 frames latent_height latent_width"]:
+        """Build the folded rays of a few frames on the device; the cast to ``dtype`` comes last."""
+        rays = build_rays(
+            to_device(deltas, self.device),
+            to_device(intrinsics, self.device),
+            height=self.geometry.height,
+            width=self.geometry.width,
+        )
+        return fold_camera(rays.to(self.dtype))
+
+    def fold_after_anchor(
+        self,
+        anchor: Float64[np.ndarray, "4 4"],
+        poses: Float64[np.ndarray, "3 4 4"],
+        translation_scale: float | None,
+    ) -> Float[Tensor, "384 3 latent_height latent_width"]:
+        """Build the folded rays of the three frames that follow ``anchor``."""
+        path = torch.from_numpy(np.concatenate([anchor[None], poses])).to(compute_dtype(self.dtype))
+        deltas = framewise_deltas(path, translation_scale)[1:]
+        row = reference_intrinsics(width=self.geometry.width, height=self.geometry.height)
+        intrinsics = torch.from_numpy(row).to(path.dtype).expand(len(deltas), 4)
+        return self.fold(deltas, intrinsics)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedTrack(CameraTrack):
+    """A recorded path, whose motion is scaled by the longest step of the whole clip."""
+
+    deltas: Float[Tensor, "latent_frames 4 4"]
+    intrinsics: Float[Tensor, "latent_frames 4"]
+    view: RayView
+
+    @classmethod
+    def of(cls, source: RecordedCamera, *, num_chunks: int, view: RayView) -> "RecordedTrack":
+        """Resample a clip to the latent frames of a rollout and compute its motion."""
+        poses, intrinsics = interpolate_camera_trajectory(
+            source.poses, source.intrinsics, num_chunks * LATENT_FRAMES_PER_CHUNK
+        )
+        wide = compute_dtype(view.dtype)
+        # Copies: arrays that came through a pipe may be read-only, which torch cannot wrap.
+        deltas = framewise_deltas(torch.tensor(poses, dtype=wide))
+        return cls(deltas, torch.tensor(intrinsics, dtype=wide), view)
+
+    @override
+    def next_chunk(
+        self, state: CameraState, plan: ChunkPlan
+    ) -> tuple[Float[Tensor, "384 3 latent_height latent_width"], CameraState]:
+        _check_order(state, plan)
+        first = state.next_chunk_index * LATENT_FRAMES_PER_CHUNK
+        rows = slice(first, first + LATENT_FRAMES_PER_CHUNK)
+        if first >= len(self.deltas):
+            raise InternalError(
+                f"the recorded path has {len(self.deltas) // LATENT_FRAMES_PER_CHUNK} chunks, got "
+                f"chunk {state.next_chunk_index}"
+            )
+        camera = self.view.fold(self.deltas[rows], self.intrinsics[rows])
+        return camera, CameraState(state.next_chunk_index + 1, state.pose, state.pitch_rad)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedTrack(CameraTrack):
+    """Scripted keys, whose motion is scaled by the longest step of each chunk."""
+
+    source: ScriptedKeys
+    view: RayView
+
+    @override
+    def next_chunk(
+        self, state: CameraState, plan: ChunkPlan
+    ) -> tuple[Float[Tensor, "384 3 latent_height latent_width"], CameraState]:
+        _check_order(state, plan)
+        if state.next_chunk_index >= len(self.source.chunks):
+            raise InternalError(
+                f"the camera script has {len(self.source.chunks)} chunks, got chunk "
+                f"{state.next_chunk_index}"
+            )
+        frames = self.source.chunks[state.next_chunk_index]
+        poses, pitch_rad = integrate_keys(frames, state.pose, state.pitch_rad)
+        camera = self.view.fold_after_anchor(state.pose, poses, translation_scale=None)
+        return camera, CameraState(state.next_chunk_index + 1, poses[-1], pitch_rad)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTrack(CameraTrack):
+    """Poses that arrive with each plan, whose motion is scaled by the step of one key."""
+
+    view: RayView
+
+    @override
+    def next_chunk(
+        self, state: CameraState, plan: ChunkPlan
+    ) -> tuple[Float[Tensor, "384 3 latent_height latent_width"], CameraState]:
+        _check_order(state, plan)
+        if plan.poses is None:
+            raise InternalError(
+                f"chunk {plan.chunk_index} of a live camera needs three poses, got none"
+            )
+        camera = self.view.fold_after_anchor(state.pose, plan.poses, translation_scale=MOVE_STEP)
+        return camera, CameraState(state.next_chunk_index + 1, plan.poses[-1], state.pitch_rad)
+
+
+def create_camera_track(
+    request: SessionRequest, geometry: VideoGeometry, *, dtype: torch.dtype, device: torch.device
+) -> CameraTrack:
+    """Prepare the camera of a session, whose tensors get ``dtype`` and ``device``.
+
+    Raises:
+        InternalError: if a recorded path comes without the length of the rollout.
+    """
+    view = RayView(geometry, dtype, device)
+    match request.camera:
+        case RecordedCamera() as source:
+            if request.num_chunks is None:
+                raise InternalError(
+                    "a recorded path needs num_frames: its scale depends on the whole clip"
+                )
+            return RecordedTrack.of(source, num_chunks=request.num_chunks, view=view)
+        case ScriptedKeys() as source:
+            return ScriptedTrack(source, view)
+        case LiveCamera():
+            return LiveTrack(view)

@@ -1,4 +1,6 @@
-"""The sampler of one chunk: four probes that commit nothing, then the commit forward."""
+"""The sampler of one chunk: its four denoising steps, and the forward that commits the result."""
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float32
@@ -6,18 +8,44 @@ from torch import Tensor
 
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
-from vllm_omni.diffusion.models.lingbot_world.schedule import DmdSchedule
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
     ChunkContext,
 )
-from vllm_omni.platforms.transfer import to_device
+from vllm_omni.platforms.base import to_device
+
+DMD_LABELS = (1000, 750, 500, 250)
+COMMIT_TIMESTEP = 0.0
+_TRAIN_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DmdSchedule:
+    """The four distilled steps, warped by ``sigma = s b / ((1 - b) + s b)``, ``b = label / 1000``.
+
+    Attributes:
+        timesteps: ``sigma * 1000`` of each step, which the network is given.
+        sigmas: share of noise in the input of each step, in double precision.
+    """
+
+    timesteps: tuple[float, ...]
+    sigmas: tuple[float, ...]
+
+    @classmethod
+    def with_shift(cls, flow_shift: float) -> "DmdSchedule":
+        """Make the schedule of a flow shift ``s``."""
+        sigmas = []
+        for label in DMD_LABELS:
+            base = label / _TRAIN_STEPS
+            numerator = flow_shift * base
+            sigmas.append(numerator / ((1.0 - base) + numerator))
+        return cls(tuple(sigma * _TRAIN_STEPS for sigma in sigmas), tuple(sigmas))
 
 
 def draw_noise(
     generator: torch.Generator, *, channels: int, height: int, width: int, device: torch.device
 ) -> Float32[Tensor, "channels 3 height width"]:
-    """One draw of a chunk's size where the generator lives, moved to ``device``."""
+    """Draw the noise of a chunk on the generator's device and move it to ``device``."""
     shape = (1, channels, LATENT_FRAMES_PER_CHUNK, height, width)
     noise = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float32)
     return to_device(noise[0], device)
@@ -32,10 +60,10 @@ def denoise(
     steps: tuple[TimeEmbedding, ...],
     generator: torch.Generator,
 ) -> Float32[Tensor, "16 3 height width"]:
-    """Noise to clean latents in four probes; exactly four draws from ``generator``.
+    """Turn noise into clean latents in four forwards and exactly four draws from ``generator``.
 
-    ``x0 = x - sigma v`` and ``x' = (1 - sigma') x0 + sigma' noise``; levels are double
-    precision and are rounded to float32 at the product, latents are float32 throughout.
+    Each step computes ``x0 = x - sigma v`` and ``x' = (1 - sigma') x0 + sigma' noise``. Sigmas are
+    double precision and are rounded to float32 at the product; latents are float32 throughout.
     """
     _, _, height, width = condition.shape
     shape = {"channels": transformer.config.out_channels, "height": height, "width": width}

@@ -11,7 +11,7 @@ from vllm_omni.diffusion.geometry import VideoGeometry, chunk_pixel_frames
 from vllm_omni.diffusion.messages import SourceImage
 from vllm_omni.diffusion.models.lingbot_world.config import MASK_CHANNELS
 from vllm_omni.diffusion.models.lingbot_world.vae import EncoderState, WanVAE
-from vllm_omni.platforms.transfer import to_device
+from vllm_omni.platforms.base import to_device
 
 _LARGEST_BYTE = 255
 

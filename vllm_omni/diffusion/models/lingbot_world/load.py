@@ -1,4 +1,7 @@
-"""Assembles the pipeline of one rank from a checkpoint directory."""
+"""Assembles the pipeline of one rank from a checkpoint directory.
+
+What the layers of the transformer are built with is chosen by name, and checked once on the device.
+"""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -6,30 +9,41 @@ from pathlib import Path
 
 import torch
 
+from vllm_omni.diffusion.attention.backend import AttentionBackend, create_attention_backend
+from vllm_omni.diffusion.attention.reference import check_attention
 from vllm_omni.diffusion.data import KVCacheConfig, OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState
-from vllm_omni.diffusion.layers.linear import LinearMethod
-from vllm_omni.diffusion.layers.linear_backend import (
+from vllm_omni.diffusion.layers.linear import (
     NATIVE,
     LinearBackend,
+    LinearMethod,
+    PlainLinearMethod,
     create_linear_backend,
 )
+from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
+from vllm_omni.diffusion.layers.rope import BroadcastRotary, FusedRotary, RotaryMethod, check_rotary
 from vllm_omni.diffusion.layers.weights import weight_targets
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
-from vllm_omni.diffusion.models.lingbot_world.chunk_output import ChunkOutput
 from vllm_omni.diffusion.models.lingbot_world.config import (
     PIPELINE_CLASS,
     LingBotWorldConfig,
     read_flow_shift,
     read_json,
 )
-from vllm_omni.diffusion.models.lingbot_world.layer_parts import layer_parts
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
+    configured_post_attention,
+)
 from vllm_omni.diffusion.models.lingbot_world.pipeline import (
     LingBotWorldCausalDMDPipeline,
-    PipelineParts,
+    LoadedModel,
 )
-from vllm_omni.diffusion.models.lingbot_world.pixel_gather import PixelGather, PixelMode
-from vllm_omni.diffusion.models.lingbot_world.pixel_output import CACHE_PIECE_ELEMENTS
+from vllm_omni.diffusion.models.lingbot_world.pixel_output import (
+    CACHE_PIECE_ELEMENTS,
+    ChunkOutput,
+    PixelGather,
+    PixelMode,
+)
 from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
@@ -37,14 +51,15 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
 from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.diffusion.models.loader import load_weights, materialize, no_weights
-from vllm_omni.errors import CheckpointError
+from vllm_omni.errors import CheckpointError, ConfigError
+from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
 from vllm_omni.platforms.quarantine import TransferOwners
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """What the JSON files of a checkpoint say, read and checked before any weight."""
+    """The checked contents of the JSON files of a checkpoint."""
 
     transformer: LingBotWorldConfig
     vae: VaeConfig
@@ -79,10 +94,10 @@ def load_pipeline(
     parallel: ParallelState,
     feed_forward: LinearMethod | None = None,
 ) -> LingBotWorldCausalDMDPipeline:
-    """Check everything that needs no weights, then read those of this rank.
+    """Check everything that needs no weights, then read the weights of this rank.
 
     Args:
-        feed_forward: how the feed-forward linears are, instead of what the configuration says.
+        feed_forward: method of the feed-forward linears, instead of the configured one.
 
     Raises:
         CheckpointError: if files are missing or are not this model.
@@ -118,7 +133,7 @@ def load_pipeline(
     output = ChunkOutput(vae, parallel, pixel_gather(config, platform, parallel, device))
     return LingBotWorldCausalDMDPipeline(
         config,
-        PipelineParts(
+        LoadedModel(
             text=text,
             transformer=transformer,
             vae=vae,
@@ -138,7 +153,7 @@ def pixel_gather(
     parallel: ParallelState,
     device: torch.device,
 ) -> PixelGather:
-    """How decoded columns get to the root; without sharding there is nothing to bring."""
+    """Choose how decoded columns get to the root. The group has one rank if nothing is sharded."""
     on_host = platform.collective_backend == "gloo"
     return PixelGather(
         mode=PixelMode.choose(config.pixel_output_mode, platform.name),
@@ -151,8 +166,8 @@ def pixel_gather(
 def compile_blocks(transformer: CausalLingBotWorldTransformer3DModel) -> None:
     """Compile the block once for all layers.
 
-    The compiler stops at the window (see ``layer_parts``), so nothing that changes from chunk
-    to chunk is a constant of the compiled code: one compilation serves every window length.
+    The compiler stops at the window (see :func:`uncompiled`), so that nothing that changes from
+    chunk to chunk is a constant of the compiled code. One compilation serves every window length.
     """
     for block in transformer.blocks:
         block.compile(dynamic=False)
@@ -161,7 +176,7 @@ def compile_blocks(transformer: CausalLingBotWorldTransformer3DModel) -> None:
 def load_transformer(
     model: Path, parts: LayerParts, device: torch.device, linears: LinearBackend = NATIVE
 ) -> CausalLingBotWorldTransformer3DModel:
-    """Build the transformer of this rank and fill it from ``model/transformer``."""
+    """Build the transformer of this rank and load its weights from ``model/transformer``."""
     with no_weights():
         transformer = CausalLingBotWorldTransformer3DModel(parts)
     materialize(transformer, device)
@@ -172,7 +187,7 @@ def load_transformer(
 
 
 def load_vae(model: Path, config: VaeConfig, *, dtype: torch.dtype, device: torch.device) -> WanVAE:
-    """Build the VAE and fill it from ``model/vae``."""
+    """Build the VAE and load its weights from ``model/vae``."""
     with no_weights():
         vae = WanVAE(config).to(dtype)
     materialize(vae, device)
@@ -189,7 +204,7 @@ _DTYPES = {
 
 
 def _with_window(config: LingBotWorldConfig, kv_cache: KVCacheConfig) -> LingBotWorldConfig:
-    """Apply the deploy file's window: its rolling and sink frames replace the checkpoint's."""
+    """Replace the checkpoint's rolling and sink frames by those of the deploy file."""
     sink = kv_cache.sink_chunks or config.sink_size
     rolling = kv_cache.window_chunks or config.window.ring_frames
     if (sink, rolling) == (config.sink_size, config.window.ring_frames):
@@ -197,3 +212,115 @@ def _with_window(config: LingBotWorldConfig, kv_cache: KVCacheConfig) -> LingBot
     return replace(
         config, sink_size=sink, sliding_window_num_frames=sink + rolling, local_attn_size=-1
     )
+
+
+logger = get_logger(__name__)
+
+
+def layer_parts(
+    config: OmniDiffusionConfig,
+    platform: Platform,
+    *,
+    model: LingBotWorldConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: ParallelState,
+    feed_forward: LinearMethod | None = None,
+) -> LayerParts:
+    """Choose what the layers of one rank share.
+
+    Args:
+        feed_forward: method of the feed-forward linears, instead of the configured one.
+
+    Raises:
+        ConfigError: if a choice does not exist, or is wrong on this device.
+    """
+    linear = PlainLinearMethod()
+    backend = checked_backend(
+        config, platform, head_dim=model.attention_head_dim, dtype=dtype, device=device
+    )
+    parts = LayerParts(
+        config=model,
+        dtype=dtype,
+        linear=linear,
+        backend=backend,
+        tensor_parallel=parallel.tensor,
+        exchange=UlyssesExchange(parallel.sequence),
+        feed_forward=feed_forward or feed_forward_method(config, platform, linear),
+        rotary=checked_rotary(config, platform, model=model, dtype=dtype, device=device),
+        post_attention=configured_post_attention(
+            config, platform, dim=model.dim, parallel=parallel, device=device
+        ),
+    )
+    return parts if config.enforce_eager else uncompiled(parts)
+
+
+def uncompiled(parts: LayerParts) -> LayerParts:
+    """Make the compiler leave the attention to the window alone."""
+    return replace(parts, attend=torch.compiler.disable(parts.attend))
+
+
+def checked_backend(
+    config: OmniDiffusionConfig,
+    platform: Platform,
+    *,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionBackend:
+    """Make the configured attention backend and compare it with float32 attention.
+
+    Raises:
+        ConfigError: if there is no such backend, or it is wrong on this device.
+    """
+    name = config.attention_backend
+    backend = create_attention_backend(platform.attention_backend if name == "auto" else name)
+    check_attention(backend, head_dim=head_dim, dtype=dtype, device=device)
+    return backend
+
+
+def checked_rotary(
+    config: OmniDiffusionConfig,
+    platform: Platform,
+    *,
+    model: LingBotWorldConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> RotaryMethod:
+    """Make the configured rotary method and compare a fused operator with torch.
+
+    Raises:
+        ConfigError: if the platform has no such operator, or it is wrong on this device.
+    """
+    if not config.npu_rotary_mul:
+        return BroadcastRotary()
+    method = FusedRotary(
+        platform.rotary_mul(), heads=model.num_attention_heads, head_dim=model.attention_head_dim
+    )
+    check_rotary(method, head_dim=model.attention_head_dim, dtype=dtype, device=device)
+    logger.info("queries and keys are turned by %s", method.name)
+    return method
+
+
+def feed_forward_method(
+    config: OmniDiffusionConfig, platform: Platform, otherwise: LinearMethod
+) -> LinearMethod:
+    """Choose how the feed-forward linears are stored and multiplied.
+
+    Raises:
+        ConfigError: if the configured quantisation does not exist, or not on this platform.
+    """
+    if config.npu_quant is None:
+        return otherwise
+    if (config.npu_quant, config.npu_quant_scope) != ("w8a8", "ffn"):
+        raise ConfigError(
+            "lingbot_npu_quant: w8a8 with lingbot_npu_quant_scope: ffn is the one combination, "
+            f"got {config.npu_quant!r} and {config.npu_quant_scope!r}"
+        )
+    ops = platform.int8_ops()
+    logger.info(
+        "feed-forward linears in 8 bits by the %s operators, weights laid out %s",
+        ops.name,
+        config.npu_quant_weight_format,
+    )
+    return Int8LinearMethod(ops, fractal=config.npu_quant_weight_format == "nz")

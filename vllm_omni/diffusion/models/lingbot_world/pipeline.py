@@ -1,40 +1,44 @@
-"""Makes a rollout one chunk at a time: condition, camera, four probes, decode, commit.
+"""Makes a rollout one chunk at a time: condition, camera, four denoising steps, decode, commit.
 
-Each step takes the session's committed state and returns what follows from it; the new state is
-put in place by the last line of the commit.
+Each step reads the committed state of the session and returns a new one; the last line of the
+commit puts the new state in place.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.traffic import ExchangeTraffic
+from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.layers.linear_backend import NATIVE, LinearBackend
+from vllm_omni.diffusion.layers.linear import NATIVE, LinearBackend
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     PromptStep,
     SessionRequest,
 )
 from vllm_omni.diffusion.models.interface import RealtimePipeline
-from vllm_omni.diffusion.models.lingbot_world.camera_track import create_camera_track
-from vllm_omni.diffusion.models.lingbot_world.chunk import commit, denoise
-from vllm_omni.diffusion.models.lingbot_world.chunk_output import ChunkOutput
+from vllm_omni.diffusion.models.lingbot_world.camera import create_camera_track
+from vllm_omni.diffusion.models.lingbot_world.chunk import (
+    COMMIT_TIMESTEP,
+    DmdSchedule,
+    commit,
+    denoise,
+)
 from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder, prepare_image
-from vllm_omni.diffusion.models.lingbot_world.schedule import COMMIT_TIMESTEP, DmdSchedule
+from vllm_omni.diffusion.models.lingbot_world.pixel_output import ChunkOutput
 from vllm_omni.diffusion.models.lingbot_world.session import (
     CommittedState,
     LingBotSession,
     PendingChunk,
-    SessionParts,
+    SessionSetup,
     TextCondition,
 )
-from vllm_omni.diffusion.models.lingbot_world.stopwatch import ChunkStopwatch
 from vllm_omni.diffusion.models.lingbot_world.text import TEXT_TOKENS, TextEncoder
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
@@ -44,16 +48,18 @@ from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.platforms import Platform
-from vllm_omni.platforms.laps import HostLaps
+from vllm_omni.platforms.laps import ChunkStopwatch, HostLaps, LapClock
 from vllm_omni.platforms.quarantine import QUARANTINE
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineParts:
+class LoadedModel:
     """The loaded model of one rank.
 
     Attributes:
-        flow_shift: used by requests that name none.
+        flow_shift: flow shift of requests that name none.
+        device: device of all weights.
+        dtype: dtype of weights, activations and the KV window.
     """
 
     text: TextEncoder
@@ -67,29 +73,33 @@ class PipelineParts:
 
 
 class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
-    """One model on one rank; any number of sessions, each with its own state."""
+    """One model on one rank, with any number of sessions that each have their own state.
 
-    def __init__(
-        self, config: OmniDiffusionConfig, parts: PipelineParts, platform: Platform
-    ) -> None:
+    Attributes:
+        waits_at_laps: whether each timed part of a chunk ends only after the device has finished
+            it. Benchmarks set it; it makes chunks slower.
+    """
+
+    def __init__(self, config: OmniDiffusionConfig, model: LoadedModel, platform: Platform) -> None:
         self.config = config
-        self.parts = parts
+        self.model = model
         self.platform = platform
+        self.waits_at_laps = False
         self._pool: KVPool | None = None
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and the window KV."""
-        return self.parts.dtype
+        """dtype of weights, activations and the KV window."""
+        return self.model.dtype
 
     @property
     def traffic(self) -> ExchangeTraffic:
-        """What this rank has exchanged of the transformer's tokens."""
-        return self.parts.transformer.exchange.traffic
+        """Counts what this rank has exchanged of the transformer's tokens."""
+        return self.model.transformer.exchange.traffic
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """Shape of the window KV; head counts come from the live modules."""
-        transformer = self.parts.transformer
+        """Return the shape of the KV window, with the head counts of the loaded modules."""
+        transformer = self.model.transformer
         model = transformer.config
         return KVCacheSpec(
             num_layers=len(transformer.blocks),
@@ -99,38 +109,39 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
             window_frames=model.window.window_frames,
             sink_frames=model.window.sink_frames,
             text_tokens=TEXT_TOKENS,
-            element_bytes=self.parts.dtype.itemsize,
+            element_bytes=self.model.dtype.itemsize,
             page_tokens=self.config.kv_cache.page_tokens,
         )
 
     def state_bytes(self, geometry: VideoGeometry) -> int:
-        """Text KV, decoder history, and the encoder history until its fixed point."""
-        encoder = self.parts.vae.encoder_state_bytes(geometry.height, geometry.width)
-        return self.kv_cache_spec().text_bytes + encoder + self.parts.output.decoder_bytes(geometry)
+        """Count a session's text KV, decoder history and encoder history, in bytes on this rank."""
+        encoder = self.model.vae.encoder_state_bytes(geometry.height, geometry.width)
+        return self.kv_cache_spec().text_bytes + encoder + self.model.output.decoder_bytes(geometry)
 
     def workspace_bytes(self, geometry: VideoGeometry) -> int:
-        """Camera modulation of a chunk, a second prompt, and VAE histories while they are replaced.
+        """Count what the chunk being made holds, in bytes on this rank.
 
-        Encoding holds the session's history, the one being made and the next; decoding does the
-        same with its own, beside the new one of the encoder.
+        That is the camera modulation of all layers, the keys and values of a second prompt, and
+        VAE histories while they are replaced: encoding holds the history being made beside the next
+        one; decoding holds both of its own and the new one of the encoder.
         """
-        transformer, vae = self.parts.transformer, self.parts.vae
+        transformer, vae = self.model.transformer, self.model.vae
         tokens = transformer.chunk_tokens(geometry)
-        per_layer = 2 * tokens * transformer.config.dim * self.parts.dtype.itemsize
+        per_layer = 2 * tokens * transformer.config.dim * self.model.dtype.itemsize
         encoder = vae.encoder_state_bytes(geometry.height, geometry.width)
-        histories = max(2 * encoder, encoder + 2 * self.parts.output.decoder_bytes(geometry))
+        histories = max(2 * encoder, encoder + 2 * self.model.output.decoder_bytes(geometry))
         camera = len(transformer.blocks) * per_layer
         return camera + self.kv_cache_spec().text_bytes + histories
 
     def bind_pool(self, pool: KVPool) -> None:
-        """Use this pool for all sessions to come."""
+        """Use this pool for all sessions that will be opened."""
         self._pool = pool
 
     @torch.inference_mode()
     def open_session(self, session_id: str, request: SessionRequest) -> LingBotSession:
         """Take KV pages, embed prompt and timesteps, prepare picture and camera.
 
-        Nothing here waits for another rank: any rank may refuse.
+        Nothing here waits for another rank, so that any rank may refuse.
 
         Raises:
             OutOfKVMemoryError: if the window does not fit into the pool.
@@ -142,58 +153,61 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
             raise SessionClosedError("the pipeline has no KV pool yet")
         geometry = VideoGeometry(request.height, request.width)
         self.config.parallel.check_geometry(geometry)
-        transformer = self.parts.transformer
+        transformer = self.model.transformer
         transformer.post_attention.begin_session(transformer.chunk_tokens(geometry))
         kv = SessionKV(self._pool, geometry.tokens_per_frame)
         try:
-            parts = self._session_parts(request, geometry)
+            setup = self._setup(request, geometry)
             committed = CommittedState(
                 next_chunk=0,
-                condition=parts.conditions.fresh(),
-                camera=parts.cameras.fresh(),
-                decoder=self.parts.output.fresh(request.output),
+                condition=setup.conditions.fresh(),
+                camera=setup.cameras.fresh(),
+                decoder=self.model.output.fresh(request.output),
                 text=None,
             )
         except BaseException:
             kv.close()
             raise
-        return LingBotSession(session_id, parts, kv, committed)
+        return LingBotSession(session_id, setup, kv, committed)
 
     @torch.inference_mode()
     def denoise_chunk(
         self, session: LingBotSession, plan: ChunkPlan
     ) -> tuple[Shaped[Tensor, "..."] | None, ChunkStopwatch]:
-        """Make the next chunk's pixels or latents; the KV commit is a call of its own.
+        """Make the pixels or latents of the next chunk; :meth:`commit_chunk` follows.
 
-        Writes the chunk's noisy keys and values into the window and moves the generator on;
-        nothing else changes.
+        This writes the chunk's noisy keys and values into the window and draws its noise. Nothing
+        else of the session changes.
+
+        Returns:
+            The output on the root rank, ``None`` on others, and the times of the chunk.
         """
-        parts, before = session.parts, session.committed
-        clock = self.platform.lap_clock(self.parts.device)
-        watch = ChunkStopwatch(self.platform, self.parts.device, clock)
-        condition, condition_state = parts.conditions.next_chunk(before.condition)
+        setup, before = session.setup, session.committed
+        watch = self._stopwatch(self.platform.lap_clock(self.model.device))
+        condition, condition_state = setup.conditions.next_chunk(before.condition)
         watch.lap("condition_ms")
-        camera, camera_state = parts.cameras.next_chunk(before.camera, plan)
+        camera, camera_state = setup.cameras.next_chunk(before.camera, plan)
         text = self._text(session, plan.prompt)
-        context = self.parts.transformer.context(
+        context = self.model.transformer.context(
             camera,
             text.kv,
             session.kv,
-            geometry=parts.geometry,
+            geometry=setup.geometry,
             start_latent_frame=before.next_latent_frame,
         )
         watch.lap("camera_ms")
-        with QUARANTINE.joined_by(parts, before, context, condition):
+        with QUARANTINE.joined_by(setup, before, context, condition):
             clean = denoise(
-                self.parts.transformer,
+                self.model.transformer,
                 condition=condition,
                 context=context,
-                schedule=parts.schedule,
-                steps=parts.steps,
-                generator=parts.generator,
+                schedule=setup.schedule,
+                steps=setup.steps,
+                generator=setup.generator,
             )
             watch.lap("probes_ms")
-            output, decoder = self.parts.output.hand_out(clean, parts.output, before.decoder)
+            kind = setup.output_kind
+            handed_out, decoder = self.model.output.hand_out(clean, kind, before.decoder)
         watch.lap("decode_ms")
         after = replace(
             before,
@@ -204,75 +218,79 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
             text=text,
         )
         session.hold(PendingChunk(clean, condition, context, after))
-        return output, watch
+        return handed_out, watch
 
     @torch.inference_mode()
     def commit_chunk(self, session: LingBotSession) -> float:
-        """Write the chunk's clean keys and values, then move the session on by one chunk.
+        """Write the clean keys and values of the chunk, then put the session's new state in place.
 
         Returns:
-            Milliseconds until the commit forward was done, or queued where the device has a queue.
+            Milliseconds until the commit was done or, on a device with a queue, was queued.
         """
-        parts, pending = session.parts, session.pending
-        watch = ChunkStopwatch(self.platform, self.parts.device, HostLaps())
+        setup, pending = session.setup, session.pending
+        watch = self._stopwatch(HostLaps())
         if not self.config.reuse_last_step_kv:
-            with QUARANTINE.joined_by(parts, session.committed, pending):
+            with QUARANTINE.joined_by(setup, session.committed, pending):
                 commit(
-                    self.parts.transformer,
+                    self.model.transformer,
                     clean=pending.clean,
                     condition=pending.condition,
                     context=pending.context,
-                    step=parts.steps[-1],
+                    step=setup.steps[-1],
                 )
         watch.lap("commit_ms")
         session.commit()
         return watch.timings().commit_ms
 
     def release(self) -> None:
-        """Free what the linears share with other ranks."""
-        self.parts.linears.release()
+        """Free what the linear layers share with other ranks."""
+        self.model.linears.release()
 
-    def _session_parts(self, request: SessionRequest, geometry: VideoGeometry) -> SessionParts:
-        device, dtype = self.parts.device, self.parts.dtype
+    def _setup(self, request: SessionRequest, geometry: VideoGeometry) -> SessionSetup:
+        device, dtype = self.model.device, self.model.dtype
         schedule = DmdSchedule.with_shift(
-            self.parts.flow_shift if request.flow_shift is None else request.flow_shift
+            self.model.flow_shift if request.flow_shift is None else request.flow_shift
         )
         timesteps = (*schedule.timesteps, COMMIT_TIMESTEP)
-        return SessionParts(
-            output=request.output,
-            prompt=self.parts.text.embed(request.prompt),
+        return SessionSetup(
+            output_kind=request.output,
+            prompt=self.model.text.embed(request.prompt),
             geometry=geometry,
             schedule=schedule,
             steps=tuple(
-                self.parts.transformer.embed_time(torch.tensor([step])) for step in timesteps
+                self.model.transformer.embed_time(torch.tensor([step])) for step in timesteps
             ),
             conditions=ConditionEncoder(
-                self.parts.vae, prepare_image(request.image, geometry, device, dtype), dtype
+                self.model.vae, prepare_image(request.image, geometry, device, dtype), dtype
             ),
             cameras=create_camera_track(request, geometry, dtype=dtype, device=device),
             generator=self._generator(request),
         )
 
+    def _stopwatch(self, clock: LapClock) -> ChunkStopwatch:
+        wait = partial(self.platform.synchronize, self.model.device)
+        return ChunkStopwatch(clock, wait if self.waits_at_laps else None)
+
     def _generator(self, request: SessionRequest) -> torch.Generator:
-        place = request.generator_device or self.parts.device
+        place = request.generator_device or self.model.device
         try:
             return torch.Generator(place).manual_seed(request.seed)
         except RuntimeError as error:
             raise InvalidRequestError(
-                f"must be {' or '.join(sorted({'cpu', self.parts.device.type}))} here, got {place}",
+                f"must be {' or '.join(sorted({'cpu', self.model.device.type}))} here, got {place}",
                 field="generator_device",
             ) from error
 
     def _text_condition(self, embedding: Float[Tensor, "text_tokens text_dim"]) -> TextCondition:
-        return TextCondition(embedding, self.parts.transformer.embed_text(embedding))
+        return TextCondition(embedding, self.model.transformer.embed_text(embedding))
 
     def _text(self, session: LingBotSession, step: PromptStep | None) -> TextCondition:
-        """The prompt of the next chunk; under tensor parallelism its keys take exchanges."""
+        """Make the text condition of the next chunk; tensor parallelism exchanges for it."""
         text = session.committed.text
         if step is None:
-            return text or self._text_condition(session.parts.prompt)
-        target = self.parts.text.embed(step.prompt)
+            return text or self._text_condition(session.setup.prompt)
+        target = self.model.text.embed(step.prompt)
         if step.weight == 1.0:
             return self._text_condition(target)
-        current = session.parts.prompt if text is None else text.embedding
+        current = session.setup.prompt if text is None else text.embedding
         return self._text_condition(torch.lerp(current, target, step.weight))

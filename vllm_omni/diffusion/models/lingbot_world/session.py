@@ -1,4 +1,4 @@
-"""One live world on one rank: everything that lasts from open to close."""
+"""One live world on one rank: the state that lasts from the opening of a session to its end."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind
 from vllm_omni.diffusion.models.lingbot_world.attention import TextKV
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
-from vllm_omni.diffusion.models.lingbot_world.camera_track import CameraState, CameraTrack
+from vllm_omni.diffusion.models.lingbot_world.camera import CameraState, CameraTrack
+from vllm_omni.diffusion.models.lingbot_world.chunk import DmdSchedule
 from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder, ConditionState
-from vllm_omni.diffusion.models.lingbot_world.schedule import DmdSchedule
 from vllm_omni.diffusion.models.lingbot_world.transformer import ChunkContext
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.errors import SessionClosedError
@@ -21,11 +21,11 @@ from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import SessionKV
 
 @dataclass(frozen=True, slots=True)
 class TextCondition:
-    """The prompt as the transformer sees it.
+    """The prompt in the form that the transformer reads.
 
     Attributes:
-        embedding: encoder output, or a blend of two while a prompt changes.
-        kv: its keys and values, one pair per layer.
+        embedding: output of the text encoder, or a blend of two while the prompt changes.
+        kv: keys and values of the embedding, one pair per layer.
     """
 
     embedding: Float[Tensor, "text_tokens text_dim"]
@@ -34,12 +34,12 @@ class TextCondition:
 
 @dataclass(frozen=True, slots=True)
 class CommittedState:
-    """State after the last committed chunk. Replaced whole, never changed.
+    """The state after the last committed chunk. It is replaced as a whole and never changed.
 
     Attributes:
-        next_chunk: index of the chunk to make.
-        decoder: ``None`` when the session hands out latents.
-        text: ``None`` before the first chunk.
+        next_chunk: index of the chunk that is made next.
+        decoder: history of the decoder; ``None`` on a rank that does not decode.
+        text: condition of the last chunk; ``None`` before the first.
     """
 
     next_chunk: int
@@ -50,18 +50,18 @@ class CommittedState:
 
     @property
     def next_latent_frame(self) -> int:
-        """Latent frames committed so far."""
+        """Number of latent frames that have been committed."""
         return self.next_chunk * LATENT_FRAMES_PER_CHUNK
 
 
 @dataclass(frozen=True, slots=True)
 class PendingChunk:
-    """A denoised chunk that is not committed yet.
+    """A denoised chunk that has not been committed.
 
     Attributes:
-        clean: latents of the last probe's estimate.
+        clean: latents that the last denoising step has estimated.
         condition: mask and image channels of the chunk.
-        next_state: state once the commit forward has run.
+        next_state: state of the session after the commit.
     """
 
     clean: Float32[Tensor, "16 3 height width"]
@@ -71,17 +71,17 @@ class PendingChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionParts:
-    """What stays the same for the whole session.
+class SessionSetup:
+    """What a session is made with when it opens, and keeps until it ends.
 
     Attributes:
-        output: what each chunk hands out.
-        prompt: encoder output of the prompt that the session begins with.
-        steps: embedded timesteps of the four probes and the commit.
-        generator: draws all noise of the session.
+        output_kind: kind of data that each chunk hands out.
+        prompt: encoder output of the first prompt.
+        steps: embedded timesteps of the four denoising steps and of the commit.
+        generator: source of all noise of the session.
     """
 
-    output: OutputKind
+    output_kind: OutputKind
     prompt: Float[Tensor, "text_tokens text_dim"]
     geometry: VideoGeometry
     schedule: DmdSchedule
@@ -92,51 +92,52 @@ class SessionParts:
 
 
 class LingBotSession:
-    """Created by open, changed by :meth:`commit`, freed by :meth:`close`, exactly once."""
+    """One session. :meth:`commit` alone changes its state; :meth:`close` frees it."""
 
     def __init__(
-        self, session_id: str, parts: SessionParts, kv: SessionKV, committed: CommittedState
+        self, session_id: str, setup: SessionSetup, kv: SessionKV, committed: CommittedState
     ) -> None:
         self.session_id = session_id
-        self.parts = parts
+        self.setup = setup
         self._kv: SessionKV | None = kv
         self._committed: CommittedState | None = committed
         self._pending: PendingChunk | None = None
 
     @property
     def kv(self) -> SessionKV:
-        """The KV window."""
+        """The KV window of the session."""
         if self._kv is None:
             raise SessionClosedError(f"session {self.session_id} is closed")
         return self._kv
 
     @property
     def committed(self) -> CommittedState:
-        """State after the last committed chunk."""
+        """The state after the last committed chunk."""
         if self._committed is None:
             raise SessionClosedError(f"session {self.session_id} is closed")
         return self._committed
 
     @property
     def pending(self) -> PendingChunk:
-        """The chunk that waits for its commit."""
+        """The denoised chunk that waits for its commit."""
         if self._pending is None:
             raise SessionClosedError(f"session {self.session_id} has no chunk to commit")
         return self._pending
 
     def hold(self, pending: PendingChunk) -> None:
-        """Keep a denoised chunk until its commit forward."""
+        """Keep a denoised chunk until its commit."""
         self._pending = pending
 
     def commit(self) -> None:
-        """Make the pending chunk part of the rollout: the only line that moves its state.
+        """Make the pending chunk a part of the rollout.
 
-        The generator alone has moved on before, with the chunk's noise.
+        Only this changes committed state, except that the generator has already moved on when it
+        drew the noise of the chunk.
         """
         self._committed, self._pending = self.pending.next_state, None
 
     def close(self) -> None:
-        """Free everything; a second call does nothing."""
+        """Free everything. A second call does nothing."""
         if self._kv is not None:
             self._kv.close()
         self._kv = self._committed = self._pending = None

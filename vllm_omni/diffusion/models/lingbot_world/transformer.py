@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
-from vllm_omni.diffusion.distributed.sp_plan import SequencePlan
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH, VideoGeometry
 from vllm_omni.diffusion.layers.embeddings import (
     PatchEmbedding,
@@ -63,14 +62,6 @@ class ChunkContext:
             yield LayerContext(camera, text, LayerWindow(pages, self.plan, self.rotary))
 
 
-SEQUENCE_PLAN = SequencePlan(
-    split=frozenset({"latent patches", "camera patches", "rotary tables"}),
-    gather=frozenset({"flow patches"}),
-)
-"""Everything between split and gather works on a rank's own tokens; see ``attention.py`` for the
-exchange of tokens for heads inside a layer."""
-
-
 class CausalLingBotWorldTransformer3DModel(nn.Module):
     """Predicts the flow of one chunk of latents; holds weights and nothing else."""
 
@@ -118,7 +109,8 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
 
     def chunk_tokens(self, geometry: VideoGeometry) -> int:
         """Tokens of a chunk on this rank."""
-        return LATENT_FRAMES_PER_CHUNK * geometry.tokens_per_frame // self.exchange.group.size
+        tokens = LATENT_FRAMES_PER_CHUNK * geometry.tokens_per_frame
+        return self.exchange.plan.local_count(tokens)
 
     def checkpoint_targets(self) -> dict[str, WeightTarget]:
         """Every tensor of the checkpoint, by name, and where this rank puts it."""
@@ -146,7 +138,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         self, camera: Float[Tensor, "384 latent_frames height width"]
     ) -> tuple[CameraModulation, ...]:
         """Modulation of every layer by the folded camera rays of a chunk."""
-        tokens = self._local("camera patches", patchify(camera)).flatten(0, 1)
+        tokens = self.exchange.plan.split(patchify(camera)).flatten(0, 1)
         hidden = self.patch_embedding_wancamctrl(tokens)
         activated = nn.functional.silu(self.c2ws_hidden_states_layer1(hidden))
         hidden = hidden + self.c2ws_hidden_states_layer2(activated)
@@ -188,11 +180,9 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
             dtype=self.dtype,
             device=device,
         )
+        frames = (LATENT_FRAMES_PER_CHUNK, geometry.tokens_per_frame)
         local = (
-            self._local(
-                "rotary tables",
-                table.unflatten(0, (LATENT_FRAMES_PER_CHUNK, geometry.tokens_per_frame)),
-            ).flatten(0, 1)
+            self.exchange.plan.split(table.unflatten(0, frames)).flatten(0, 1)
             for table in (whole.cos, whole.sin)
         )
         return self.rotary.prepare(RotaryTables(*local))
@@ -213,7 +203,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         for block, layer in zip(self.layers, context.layers(), strict=True):
             x = block(x, time, layer)
         tokens = self.head(x, time).unflatten(0, (frames, -1))
-        whole = SEQUENCE_PLAN.gather_tokens("flow patches", tokens, self.exchange)
+        whole = self.exchange.gather_tokens(tokens)
         return unpatchify(whole, height // PATCH, width // PATCH)
 
     def write_window(
@@ -233,10 +223,5 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
     def _embed(
         self, latents: Float[Tensor, "channels latent_frames height width"]
     ) -> Float[Tensor, "tokens dim"]:
-        patches = self._local("latent patches", patchify(latents))
+        patches = self.exchange.plan.split(patchify(latents))
         return self.patch_embedding(patches).flatten(0, 1)
-
-    def _local(
-        self, name: str, x: Float[Tensor, "latent_frames tokens *rest"]
-    ) -> Float[Tensor, "latent_frames local_tokens *rest"]:
-        return SEQUENCE_PLAN.split_tokens(name, x, self.exchange)

@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, TEMPORAL_FACTOR, VideoGeometry
+from vllm_omni.diffusion.models.lingbot_world.vae.coders import Decoder, Encoder
 from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS, VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
     WHOLE_FRAME,
@@ -22,8 +23,6 @@ from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
     PointwiseConv,
     Preparable,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae.decoder import Decoder
-from vllm_omni.diffusion.models.lingbot_world.vae.encoder import Encoder
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 
 

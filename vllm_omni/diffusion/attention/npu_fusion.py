@@ -1,28 +1,30 @@
-"""Attention by the fused operator of Ascend NPUs, dense for an extent, packed for pages.
+"""Attention by the fused operator of Ascend NPUs.
 
-A chunk sees all of its window, so there is never a mask. The operator's own default scale is 1
-and its layouts carry no check against each other: both are always given.
+A chunk sees all of its window, so there is no mask. The operator's default scale is 1 and it does
+not check its layouts, so both are always given.
 """
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import override
 
-from vllm_omni.diffusion.attention.backend import gather_pages
+from vllm_omni.diffusion.attention.backend import AttentionBackend, gather_pages
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.npu import load_torch_npu
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
-class NpuFusionAttention:
-    """Views of the pool in, one operator, nothing read back to the host."""
+class NpuFusionAttention(AttentionBackend):
+    """Runs the operator on views of the pool and reads nothing back to the host."""
 
     name = "npu_fusion"
 
     def __init__(self) -> None:
         self._torch_npu = load_torch_npu()
 
+    @override
     def attend(
         self,
         query: Float[Tensor, "tokens heads head_dim"],
@@ -31,12 +33,13 @@ class NpuFusionAttention:
         *,
         scale: float,
     ) -> Float[Tensor, "tokens heads head_dim"]:
-        """Attend in the layout (batch, sequence, heads, dim), which needs no lengths."""
+        """Use the layout (batch, sequence, heads, dim), which needs no lengths."""
         _check_dtype(query.dtype)
         batched = (x.contiguous().unsqueeze(0) for x in (query, key, value))
         output = self._torch_npu.npu_fusion_attention(*batched, query.shape[1], "BSND", scale=scale)
         return output[0].squeeze(0)
 
+    @override
     def attend_pages(
         self,
         query: Float[Tensor, "tokens heads head_dim"],
@@ -47,10 +50,10 @@ class NpuFusionAttention:
         visible_tokens: int,
         scale: float,
     ) -> Float[Tensor, "tokens heads head_dim"]:
-        """Gather whole pages, then attend in the packed layout (all tokens, heads, dim).
+        """Gather whole pages, then use the packed layout (all tokens, heads, dim).
 
-        Its lengths are the ends of the sequences, counted from the first one's start. They are
-        host integers: a device tensor would be read back before every call.
+        Its lengths are the ends of the sequences, counted from the start of the first one. They
+        are host integers, since a device tensor would be read back before every call.
         """
         _check_dtype(query.dtype)
         output = self._torch_npu.npu_fusion_attention(
@@ -67,7 +70,7 @@ class NpuFusionAttention:
 
 
 def cumulative_ends(lengths: list[int]) -> list[int]:
-    """Ends of consecutive sequences: ``[2, 2, 2]`` becomes ``[2, 4, 6]``."""
+    """Turn lengths of consecutive sequences into their ends: ``[2, 2, 2]`` into ``[2, 4, 6]``."""
     return [sum(lengths[: index + 1]) for index in range(len(lengths))]
 
 

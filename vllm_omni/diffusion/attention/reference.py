@@ -1,12 +1,35 @@
-"""Compares an attention backend once, at start-up, with attention written out in float32."""
+"""Attention written out in float32, and the comparison of every other backend with it."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
-from vllm_omni.diffusion.attention.backend import AttentionBackend
-from vllm_omni.diffusion.attention.backends.reference import ReferenceAttention
+from vllm_omni.diffusion.attention.backend import AttentionBackend, GatheringAttention
 from vllm_omni.errors import ConfigError
+
+
+class ReferenceAttention(GatheringAttention):
+    """Computes scores and softmax in float32 and rounds the weights to the dtype of the values.
+
+    It keeps all scores in memory and is slow.
+    """
+
+    name = "reference"
+
+    @override
+    def attend(
+        self,
+        query: Float[Tensor, "tokens heads head_dim"],
+        key: Float[Tensor, "visible heads head_dim"],
+        value: Float[Tensor, "visible heads head_dim"],
+        *,
+        scale: float,
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        scores = torch.einsum("qhd,khd->hqk", query.float(), key.float()) * scale
+        weights = scores.softmax(dim=-1).to(value.dtype)
+        return torch.einsum("hqk,khd->qhd", weights, value)
+
 
 _QUERY_TOKENS = 5
 _VISIBLE_TOKENS = 37
@@ -21,7 +44,7 @@ _PEAKED = 4.0
 def check_attention(
     backend: AttentionBackend, *, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Run a small random case through both entries of the backend.
+    """Run a small random case through both methods of the backend, once, at start-up.
 
     Raises:
         ConfigError: if a result is further from the float32 reference than rounding explains.
