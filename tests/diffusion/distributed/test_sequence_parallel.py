@@ -13,7 +13,8 @@ import torch
 from benchmarks.lingbot_world.roofline_counts import VARIANTS, chunk_exchange, read_model
 from tests.helpers.distributed import run_ranks
 from tests.helpers.rollouts import NUM_CHUNKS, RankRollout, roll
-from tests.helpers.tiny import tiny_checkpoint_dir
+from tests.helpers.tiny import tiny_checkpoint_dir, tiny_config
+from tests.helpers.watched_rollouts import WATCHED_CHUNKS, ShapeGuard, roll_watched
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import VideoGeometry
