@@ -10,8 +10,8 @@ from tests.helpers.sessions import make_rollout, small_request
 from tests.helpers.tiny import tiny_config
 from tests.npu import python_device
 from tests.npu_sim.operators import BODIES
-from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.attention import npu_fusion
+from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.messages import OutputKind, PromptStep
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import ConvPath

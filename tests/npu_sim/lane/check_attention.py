@@ -5,8 +5,8 @@ import torch
 
 from tests.npu_sim import kernels, operators, simulation
 from tests.npu_sim.device import device, operator_calls, order, platform
-from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.attention import npu_fusion
+from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.attention.reference import ReferenceAttention, check_attention
 from vllm_omni.errors import ConfigError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
