@@ -41,6 +41,14 @@ def _why_not() -> str | None:
 
 
 requires_chromium = pytest.mark.skipif(_why_not() is not None, reason=_why_not() or "")
+REST = {"translation": [0, 0, 0], "rotation": [0, 0, 0, 1]}
+FORWARD = {"translation": [0, 0, 0.05], "rotation": [0, 0, 0, 1]}
+
+
+def cameras(server: FakeServer) -> list[dict]:
+    """Velocities that the server was sent, in order."""
+    payloads = [i.event.multi_modal_data for i in server.interactions()]
+    return [payload["camera"]["data"] for payload in payloads if payload]
 
 
 @dataclass

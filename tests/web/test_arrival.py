@@ -20,6 +20,7 @@ __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
 pytestmark = [
     pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
+    pytest.mark.timing,
 ]  # fmt: skip
 
 KEY = "sesame / öffne dich+"

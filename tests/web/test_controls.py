@@ -3,7 +3,10 @@
 import pytest
 
 from tests.web.browser import (
+    FORWARD,
+    REST,
     browser,
+    cameras,
     requires_chromium,
     running_server,
     server,
@@ -15,19 +18,12 @@ __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
 pytestmark = [
     pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
+    pytest.mark.timing,
 ]  # fmt: skip
 
-REST = {"translation": [0, 0, 0], "rotation": [0, 0, 0, 1]}
-FORWARD = {"translation": [0, 0, 0.05], "rotation": [0, 0, 0, 1]}
 # Half of six degrees, the turn of one latent frame.
 SIN, COS = 0.052336, 0.99863
 TURN_RIGHT = {"translation": [0, 0, 0], "rotation": [0, SIN, 0, COS]}
-
-
-def cameras(server):
-    """Velocities that the server was sent, in order."""
-    payloads = [i.event.multi_modal_data for i in server.interactions()]
-    return [payload["camera"]["data"] for payload in payloads if payload]
 
 
 def middle(visit):

@@ -6,20 +6,22 @@ import pytest
 
 from tests.web.browser import (
     DESKTOP,
+    FORWARD,
     PHONE,
     browser,
+    cameras,
     requires_chromium,
     running_server,
     server,
     visit,
     visit_with,
 )
-from tests.web.test_controls import FORWARD, cameras
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
 pytestmark = [
     pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
+    pytest.mark.timing,
 ]  # fmt: skip
 
 WIDTHS = [320, 360, 480, 600, 699, 760, 900, 1024, 1140, 1280, 1920, 2560]

@@ -18,6 +18,7 @@ __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
 pytestmark = [
     pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
+    pytest.mark.timing,
 ]  # fmt: skip
 
 # A server that keeps to the lead, and a player that obeys Pace, in steps of 10 ms of simulated

@@ -8,20 +8,23 @@ import av
 import pytest
 
 from tests.web.browser import (
+    FORWARD,
+    REST,
     browser,
+    cameras,
     requires_chromium,
     running_server,
     server,
     visit,
     visit_with,
 )
-from tests.web.test_controls import FORWARD, REST, cameras
 from vllm_omni.entrypoints.server import protocol
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
 pytestmark = [
     pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
+    pytest.mark.timing,
 ]  # fmt: skip
 
 
