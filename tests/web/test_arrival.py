@@ -152,7 +152,8 @@ class TestLoading:
     def test_a_server_that_tells_no_progress(self, visit_with, server):
         server.script.unready = {"status": "unhealthy", "reason": "loading"}
         visit = visit_with()
-        visit.wait("document.querySelector('#status span').textContent === 'The model is loading'")
+        visit.wait_for_text("#status", "The model is loading, 0 s so far")
+        visit.wait_for_text("#status", "The model is loading, 2 s so far")
 
     @pytest.mark.parametrize(
         ("reason", "words"),

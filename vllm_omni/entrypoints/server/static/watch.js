@@ -14,11 +14,13 @@ export class ServerWatch {
 
   /**
    * Ask until the server is ready: `waiting(health, seconds)` before each pause, with health null
-   * while nobody answers; `gaveUp()` after a quarter of an hour of that.
+   * while nobody answers and else with the seconds since the first look as `waitedS`; `gaveUp()`
+   * after a quarter of an hour without an answer.
    */
   start({ ready, waiting, gaveUp }) {
     this.stop();
     const token = (this.#timer = {});
+    const begun = performance.now();
     const look = async (pause, silentSince) => {
       const health = await this.#server.health();
       if (this.#timer !== token) return;
@@ -32,11 +34,12 @@ export class ServerWatch {
       } else {
         // One that answers is asked often: its progress is shown.
         const wait = health ? FIRST_PAUSE_MS : pause;
-        waiting(health, Math.round(wait / 1000));
+        const waitedS = Math.round((performance.now() - begun) / 1000);
+        waiting(health && { ...health, waitedS }, Math.round(wait / 1000));
         token.timeout = setTimeout(() => look(Math.min(2 * wait, LONGEST_PAUSE_MS), since), wait);
       }
     };
-    look(FIRST_PAUSE_MS, performance.now());
+    look(FIRST_PAUSE_MS, begun);
   }
 
   stop() {

@@ -37,10 +37,10 @@ export function refusalWords({ message, code }, { asked, capabilities }) {
 }
 
 /** Why the server is not ready, from its health. */
-export function unreadyWords({ reason, progress }) {
+export function unreadyWords({ reason, progress, waitedS }) {
   if (reason === "loading") {
-    const part = progress === null ? "" : `, ${Math.round(100 * progress)} %`;
-    return `The model is loading${part}`;
+    const part = progress === null ? `${waitedS} s so far` : `${Math.round(100 * progress)} %`;
+    return `The model is loading, ${part}`;
   }
   if (reason === "restarting") return "The server starts its model anew";
   if (reason === "draining") return "The server is about to shut down";
