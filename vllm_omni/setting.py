@@ -247,10 +247,11 @@ class Names:
 
     def __call__(self, value: str) -> str:
         """The known word that is meant."""
-        word = self.others.get(value.lower(), value.lower())
-        if word not in self.known:
-            raise refuse(f"must be {one_of(self.known)}")
-        return word
+        word = self.others.get(value.lower(), value).lower()
+        for known in self.known:
+            if known.lower() == word:
+                return known
+        raise refuse(f"must be {one_of(self.known)}")
 
 
 def _words_of(value: object) -> str:

@@ -55,7 +55,9 @@ def test_heads_and_class(tmp_path):
 @pytest.mark.parametrize("heads", [0, -4, "4", True, None, 4.0])
 def test_heads_that_are_no_count(tmp_path, heads):
     directory = write_fake_checkpoint(tmp_path / "model", heads=heads)
-    with pytest.raises(CheckpointError, match="num_attention_heads must be a positive integer"):
+    with pytest.raises(
+        CheckpointError, match=r"config.json: num_attention_heads: (is required|must be)"
+    ):
         attention_heads(directory)
 
 

@@ -3,9 +3,20 @@
 import json
 import re
 from pathlib import Path
+from typing import Annotated
 
-from vllm_omni.diffusion.data import MODEL_CLASS
+from pydantic import BaseModel, Field, ValidationError
+
+from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import CheckpointError, ConfigError
+from vllm_omni.wording import problems
+
+
+class _Transformer(BaseModel):
+    """What is read of the transformer's configuration."""
+
+    num_attention_heads: Annotated[int, Field(strict=True, ge=1)]
+
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
@@ -60,9 +71,10 @@ def check_model_index(directory: Path) -> None:
         CheckpointError: if ``model_index.json`` is missing or names another class.
     """
     found = _read_json(directory / "model_index.json").get("_class_name")
-    if found != MODEL_CLASS:
+    needed = LINGBOT_WORLD.class_name
+    if found != needed:
         raise CheckpointError(
-            f"{directory / 'model_index.json'}: _class_name must be {MODEL_CLASS}, got {found!r}"
+            f"{directory / 'model_index.json'}: _class_name must be {needed}, got {found!r}"
         )
 
 
@@ -73,12 +85,11 @@ def attention_heads(directory: Path) -> int:
         CheckpointError: if the file is missing or the number is not a positive integer.
     """
     path = directory / "transformer" / "config.json"
-    heads = _read_json(path).get("num_attention_heads")
-    if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1:
-        raise CheckpointError(
-            f"{path}: num_attention_heads must be a positive integer, got {heads!r}"
-        )
-    return heads
+    try:
+        return _Transformer.model_validate(_read_json(path)).num_attention_heads
+    except ValidationError as error:
+        first = problems(error)[0]
+        raise CheckpointError(f"{path}: {first.name}: {first.text}") from None
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 import yaml
 
 from vllm_omni.config.keys import KEYS, refuse_all, suggest
+from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import ConfigError, ConfigNotFoundError
 from vllm_omni.other_keys import TOP_KEYS
-from vllm_omni.setting import PARALLEL, Setting, Text, no_effect_notes
+from vllm_omni.setting import PARALLEL, Setting, Text, names, no_effect_notes
 from vllm_omni.wording import one_of, shown
 
 PACKAGED_DIR = Path(__file__).resolve().parents[1] / "deploy"
@@ -25,7 +26,9 @@ _STAGES = Setting("stages", list[dict[str, object]], "stages by stage_id; there 
 TOP: dict[str, Setting] = {
     one.key: one
     for one in (
-        Setting("pipeline", Literal["lingbot_world"], "model that is served"),
+        Setting(
+            "pipeline", Annotated[str, names((LINGBOT_WORLD.pipeline,))], "model that is served"
+        ),
         Setting("base_config", Text, "file to inherit from, relative to this one"),
         _STAGES,
         Setting(

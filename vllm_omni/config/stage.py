@@ -14,6 +14,7 @@ from pydantic import AfterValidator
 from vllm_omni import envs
 from vllm_omni.diffusion.data import Device, OmniDiffusionConfig, SamplingDefaults
 from vllm_omni.diffusion.geometry import VideoGeometry, chunks_of
+from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import ConfigError, ConfigTypeError, InvalidRequestError
 from vllm_omni.setting import Positive, Text, names, setting
 from vllm_omni.wording import refuse
@@ -40,6 +41,7 @@ def _distinct(value: str) -> str:
 _Devices = Annotated[Text, AfterValidator(_distinct)]
 _DType = Annotated[str, names(("auto", "bfloat16", "float16", "float32"), _DTYPE_NAMES)]
 _Linears = Annotated[str, names(("native", "vllm"))]
+_ModelClass = Annotated[str, names((LINGBOT_WORLD.class_name,))]
 _Quantization = Annotated[str, names(("fp8", "fp8_per_tensor", "ascend"))]
 
 
@@ -85,7 +87,7 @@ class StageSettings:
         "trusted root of recorded camera paths", key=_MODEL + "lingbot_action_root")] = None
     num_gpus: Annotated[Positive | None, setting(
         "must equal the number of ranks", "--num-gpus")] = None
-    model_class_name: Annotated[Literal["LingBotWorldCausalDMDPipeline"] | None, setting(
+    model_class_name: Annotated[_ModelClass | None, setting(
         "class of the pipeline", "--model-class-name")] = None
     # fmt: on
 

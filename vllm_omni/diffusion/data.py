@@ -26,8 +26,6 @@ from vllm_omni.setting import (
 )
 from vllm_omni.wording import problems, refuse
 
-PIPELINE = "lingbot_world"
-MODEL_CLASS = "LingBotWorldCausalDMDPipeline"
 MAX_SEQUENCE_LENGTH = 512
 
 Device = Annotated[str, names(("cpu", "cuda", "npu"))]

@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
+from vllm_omni.wording import shown
+
 _FLAG = re.compile(r"--?[A-Za-z][^=]*")
 
 
@@ -46,3 +48,19 @@ class CommandParser(argparse.ArgumentParser):
 
         local = [option.lstrip("-").replace("-", "_") for option in known]
         return flag + suggest(flag.lstrip("-").replace("-", "_"), local, spell)
+
+
+def integer(text: str) -> int:
+    """A word as an integer."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer, got {shown(text)}") from None
+
+
+def number(text: str) -> float:
+    """A word as a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {shown(text)}") from None

@@ -16,6 +16,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, VideoGeometry, chunks_of
+from vllm_omni.entrypoints.cli.command_parser import integer
 
 if TYPE_CHECKING:
     from vllm_omni import Omni
@@ -49,11 +50,11 @@ class _Film:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``vllm-omni demo``."""
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder of results")
-    parser.add_argument("--num-frames", type=int, default=45, help="9 + 12k pixel frames")
-    parser.add_argument("--height", type=int, default=64, help="multiple of 16")
-    parser.add_argument("--width", type=int, default=96, help="multiple of 16")
+    parser.add_argument("--num-frames", type=integer, default=45, help="9 + 12k pixel frames")
+    parser.add_argument("--height", type=integer, default=64, help="multiple of 16")
+    parser.add_argument("--width", type=integer, default=96, help="multiple of 16")
     parser.add_argument("--scene", default="road", help="road, harbour or corridor")
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--seed", type=integer, default=42)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vllm_omni.config.keys import KEYS
 from vllm_omni.config.server import ServerConfig
+from vllm_omni.entrypoints.cli.command_parser import integer, number
 from vllm_omni.errors import ConfigError
 from vllm_omni.other_keys import FLAG_KEYS
 from vllm_omni.setting import PARALLEL, Setting, Status, settings_of
@@ -146,22 +147,6 @@ def _converter(setting: Setting) -> Callable[[str], object]:
         return value
 
     return convert
-
-
-def integer(text: str) -> int:
-    """A word as an integer."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be an integer, got {shown(text)}") from None
-
-
-def number(text: str) -> float:
-    """A word as a number."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {shown(text)}") from None
 
 
 def _json(text: str) -> object:
