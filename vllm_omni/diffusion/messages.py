@@ -160,6 +160,7 @@ class GroupCapacity:
         page_tokens: tokens of one page.
         page_bytes: bytes of one page on one rank, all layers.
         window_frames: latent frames that a session's window holds.
+        quarantined: failures whose memory this process keeps until it ends.
     """
 
     sessions: int
@@ -167,6 +168,7 @@ class GroupCapacity:
     page_tokens: int
     page_bytes: int
     window_frames: int
+    quarantined: int = 0
 
     def pages_for(self, tokens_per_frame: int) -> int:
         """Pages that a session of this many tokens per latent frame takes."""

@@ -41,6 +41,10 @@ class EngineMetrics:
         self.waiting = self._gauge("num_requests_waiting", "Sessions in line")
         self.max_sessions = self._gauge("max_sessions", "Sessions that hold a place at most")
         self.kv_bytes = self._gauge("kv_pool_bytes", "Bytes of the KV pool on one rank")
+        self.quarantined = self._gauge(
+            "quarantined_failures",
+            "Failures whose memory is kept until the worker process ends",
+        )
         self.kv_used_bytes = self._gauge("kv_used_bytes", "KV bytes held by sessions on one rank")
         self.event_loop_lag_s = self._histogram(
             "event_loop_lag_s", "Lateness of a timer in the API process", _FINE_SECONDS
@@ -94,6 +98,7 @@ class EngineMetrics:
         """Show the capacity of a new worker group."""
         self.max_sessions.set(group.sessions)
         self.kv_bytes.set(group.num_pages * group.page_bytes)
+        self.quarantined.set(group.quarantined)
 
     def line_changed(self, *, placed: int, waiting: int, held_bytes: int) -> None:
         """Show how many sessions have places and wait, and the KV bytes that they hold."""

@@ -62,6 +62,7 @@ class Scheduler:
     Attributes:
         draining: whether every session is to end.
         failure: the error that ended the engine permanently, or ``None``.
+        quarantined: failures whose memory the workers keep until their process ends.
     """
 
     def __init__(self, metrics: EngineMetrics, *, max_queued: int) -> None:
@@ -73,6 +74,7 @@ class Scheduler:
         self._places = Places()
         self.draining = False
         self.failure: OmniError | None = None
+        self.quarantined = 0
 
     # ------------------------------------------------------------ for clients
 
@@ -228,6 +230,7 @@ class Scheduler:
         """Give out the places of a new worker group, and end who can never have one of them."""
         with self.__lock:
             self._places.offer(group)
+            self.quarantined = group.quarantined
             self.metrics.group_ready(group)
             for session in tuple(self._line.values()):
                 try:

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.
 
 COUNTED = {
     "num_requests_running": 0, "num_requests_waiting": 0, "max_sessions": 1,
+    "quarantined_failures": 0,
     "kv_pool_bytes": 4 * 1024, "kv_used_bytes": 0, "chunks_total": 2 * 2 + 1,
     "worker_restarts_total": 0, "deadline_misses_total": 0,
     "request_queue_wait_s_count": 3, "e2e_request_latency_s_count": 3, "ttfc_s_count": 3,

@@ -1,7 +1,9 @@
 """Routes for operators: readiness, liveness, names, figures."""
 
 import asyncio
+import re
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -24,7 +26,10 @@ def test_health_while_loading_ready_and_draining():
         assert httpx.get(f"{server.address}/ping").status_code == 200
         server.engine.start()
         ready = httpx.get(f"{server.address}/health")
-        assert (ready.status_code, ready.json()) == (200, {"status": "healthy"})
+        assert (ready.status_code, ready.json()) == (
+            200,
+            {"status": "healthy", "quarantined_failures": 0},
+        )
         server.engine.drain()
         draining = httpx.get(f"{server.address}/health")
         assert (draining.status_code, draining.json()["reason"]) == (503, "draining")
@@ -35,7 +40,7 @@ def test_health_while_loading_ready_and_draining():
 
 
 class Loading(FakeExecutor):
-    """Loads until it may be ready."""
+    """Loads until it may be ready; its process keeps the memory of one failure."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +48,7 @@ class Loading(FakeExecutor):
 
     def start(self) -> GroupCapacity:
         assert self.go_on.wait(20), "nobody let it go on"
-        return super().start()
+        return replace(super().start(), quarantined=1)
 
 
 async def test_health_while_workers_are_restarted():
@@ -58,7 +63,10 @@ async def test_health_while_workers_are_restarted():
         assert video.json()["error"]["message"].endswith("now: restarting")
         loading.go_on.set()
         await asyncio.to_thread(wait_until, lambda: server.engine.unready_reason is None)
-        assert httpx.get(f"{server.address}/health").status_code == 200
+        health = httpx.get(f"{server.address}/health")
+        assert (health.status_code, health.json()["quarantined_failures"]) == (200, 1)
+        metrics = httpx.get(f"{server.address}/metrics").text
+        assert re.search(r"vllm_omni:quarantined_failures\{[^}]*\} 1\.0", metrics)
 
 
 async def test_who_waits_while_the_engine_loads_is_told_that_it_failed():
@@ -77,7 +85,11 @@ async def test_who_waits_while_the_engine_loads_is_told_that_it_failed():
             assert "code" not in error
             assert await client.close_code() == 1000
         health = httpx.get(f"{server.address}/health").json()
-        assert health == {"status": "unhealthy", "reason": "a tensor is missing"}
+        assert health == {
+            "status": "unhealthy",
+            "reason": "a tensor is missing",
+            "quarantined_failures": 0,
+        }
 
 
 async def test_health_of_an_engine_that_gave_up():

@@ -19,6 +19,7 @@ from vllm_omni.errors import OmniError
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
 from vllm_omni.experimental.ar_diffusion.runner import ChunkRunner
 from vllm_omni.platforms import create_platform
+from vllm_omni.platforms.quarantine import QUARANTINE
 
 
 class Worker:
@@ -57,6 +58,7 @@ class Worker:
             page_tokens=spec.page_tokens,
             page_bytes=spec.page_bytes,
             window_frames=spec.window_frames,
+            quarantined=QUARANTINE.size,
         )
 
     @property

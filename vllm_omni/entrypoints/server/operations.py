@@ -24,10 +24,12 @@ def operations_router(state: ServerState) -> APIRouter:
     @router.get("/health")
     async def health() -> JSONResponse:
         """Readiness: 200 once sessions can be served, else 503 with the reason."""
-        reason = state.client.engine.unready_reason
-        if reason is None:
-            return JSONResponse({"status": "healthy"})
-        return JSONResponse({"status": "unhealthy", "reason": reason}, _UNAVAILABLE)
+        engine = state.client.engine
+        kept = {"quarantined_failures": engine.quarantined}
+        if engine.unready_reason is None:
+            return JSONResponse({"status": "healthy", **kept})
+        refusal = {"status": "unhealthy", "reason": engine.unready_reason}
+        return JSONResponse(refusal | kept, _UNAVAILABLE)
 
     @router.get("/ping")
     @router.post("/ping")
