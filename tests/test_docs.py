@@ -81,7 +81,7 @@ def flags_of(script: str) -> frozenset[str]:
         patch.syspath_prepend(str((ROOT / script).parent))
         spec.loader.exec_module(module)
         with pytest.raises(_ParserTakenError) as taken:
-            (vars(module).get("parse_args") or module.main)([])
+            vars(module)["parse_args" if "parse_args" in vars(module) else "main"]([])
     return frozenset(taken.value.parser._option_string_actions)
 
 

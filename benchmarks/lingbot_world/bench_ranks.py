@@ -100,7 +100,7 @@ def _difference(after: TrafficKind, before: TrafficKind) -> TrafficKind:
 
 
 def _part(timing: ChunkTimings, part: str) -> float:
-    return float(timing.__getattribute__(part))
+    return float(getattr(timing, part))
 
 
 def _total(timing: ChunkTimings) -> float:

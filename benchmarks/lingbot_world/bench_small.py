@@ -93,7 +93,7 @@ def _rollout(worker: Worker, geometry: VideoGeometry, chunks: int) -> dict[str, 
 
 
 def _part(timing: ChunkTimings, part: str) -> float:
-    return float(timing.__getattribute__(part))
+    return float(getattr(timing, part))
 
 
 def _attention(worker: Worker, geometry: VideoGeometry, clock: Clock) -> dict[str, float]:

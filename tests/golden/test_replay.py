@@ -118,7 +118,7 @@ def variant_set(tmp_path_factory) -> Path:
     }
     fields = ("num_attention_heads", "attention_head_dim", "text_dim", "freq_dim", "ffn_dim",
               "num_layers")  # fmt: skip
-    base = {name: WIDE.__getattribute__(name) for name in fields}
+    base = {name: getattr(WIDE, name) for name in fields}
     facts = {"base_config": base, "variants": VARIANTS, "seed": SEED, "flow_shift": 3.0}
     save_file(arrays, root / "arrays" / "variants.safetensors")
     (root / "arrays" / "variants.json").write_text(json.dumps({"facts": facts, "arrays": entries}))

@@ -57,5 +57,5 @@ def _visible_cards(platform: str) -> int:
         return 1
     if platform == "cuda":
         return torch.cuda.device_count()
-    backend = vars(torch).get("npu")  # exists once torch_npu has been loaded
-    return 0 if backend is None else backend.device_count()
+    # Torch has it once torch_npu has been loaded.
+    return torch.npu.device_count() if "npu" in vars(torch) else 0

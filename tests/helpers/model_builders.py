@@ -1,7 +1,7 @@
 """Small models and sessions for tests of the model core."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -55,10 +55,7 @@ SMALL_MODEL = LingBotWorldConfig(
 @cache
 def weights_of(config: LingBotWorldConfig, seed: int = 7) -> dict[str, torch.Tensor]:
     """Random weights by checkpoint name; they do not depend on the window."""
-    sizes = {
-        name: config.__getattribute__(name) for name in LingBotWorldConfig.__dataclass_fields__
-    }
-    shapes = transformer_shapes({**sizes, "patch_size": [1, 2, 2]})
+    shapes = transformer_shapes({**asdict(config), "patch_size": [1, 2, 2]})
     return draw(shapes, seed=seed, scale=scale_transformer)
 
 
@@ -236,7 +233,6 @@ def write_transformer(
     """A ``transformer`` folder with one weight file."""
     folder = directory / "transformer"
     folder.mkdir(parents=True)
-    sizes = {n: config.__getattribute__(n) for n in LingBotWorldConfig.__dataclass_fields__}
-    (folder / "config.json").write_text(json.dumps(sizes))
+    (folder / "config.json").write_text(json.dumps(asdict(config)))
     save_file(weights, folder / "diffusion_pytorch_model.safetensors")
     return folder

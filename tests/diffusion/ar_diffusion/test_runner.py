@@ -232,5 +232,5 @@ def test_timings_cover_all_parts_and_come_with_the_chunk(worker):
     (result,) = delivered
     assert result.timings.commit_ms == 0  # not yet run when the pixels leave
     for part in ("condition_ms", "camera_ms", "probes_ms", "decode_ms", "commit_ms"):
-        assert timings.__getattribute__(part) > 0
+        assert getattr(timings, part) > 0
     assert timings.probes_ms == result.timings.probes_ms

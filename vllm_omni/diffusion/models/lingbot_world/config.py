@@ -63,7 +63,6 @@ class LingBotWorldConfig:
     ffn_dim: int = 13824
     num_layers: int = 40
     eps: float = 1e-6
-    rope_max_seq_len: int = 1024
     sink_size: int = 9
     sliding_window_num_frames: int = 18
     local_attn_size: int = -1
