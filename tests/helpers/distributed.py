@@ -19,6 +19,7 @@ from vllm_omni.diffusion.distributed.parallel_state import (
     leave_world,
 )
 from vllm_omni.diffusion.executor.worker_group import PRELOADED
+from vllm_omni.diffusion.registry import LINGBOT_WORLD
 
 RankFunction = Callable[..., Any]
 """A module-level function of a :class:`ParallelState` and the arguments of :func:`run_ranks`."""
@@ -36,7 +37,7 @@ def run_ranks(
         AssertionError: if a rank raised; its traceback is in the captured output.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload([*PRELOADED, *LINGBOT_WORLD.preload])
     with tempfile.TemporaryDirectory(prefix="test-ranks-") as directory:
         pipes, processes = [], []
         for rank in range(parallel.world_size):

@@ -39,26 +39,35 @@ class RealServer(OnLoopback):
         ready_s: seconds from its start until ``/health`` said 200.
     """
 
-    def __init__(self, log: Path, *flags: str, program: tuple[str, ...] = PLAIN) -> None:
+    def __init__(
+        self,
+        log: Path,
+        *flags: str,
+        program: tuple[str, ...] = PLAIN,
+        model: Path | None = None,
+        deploy: Path = CPU_TINY,
+        python_path: Path | None = None,
+    ) -> None:
         self.log_path = log
         self.port = free_port()
-        command = [sys.executable, *program, str(tiny_checkpoint_dir()), "--omni"]
+        command = [sys.executable, *program, str(model or tiny_checkpoint_dir()), "--omni"]
         command += [
             "--deploy-config",
-            str(CPU_TINY),
+            str(deploy),
             "--host",
             "127.0.0.1",
             "--port",
             str(self.port),
             *flags,
         ]
+        packages = {} if python_path is None else {"PYTHONPATH": str(python_path)}
         self._log = log.open("wb")
         self._began_s = time.monotonic()
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
             # Two threads that wait for each other on a busy machine take many times as long.
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **packages},
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
@@ -150,15 +159,16 @@ def _runs(process: psutil.Process) -> bool:
 
 @contextmanager
 def real_server(
-    *flags: str, program: tuple[str, ...] = PLAIN, wait: bool = True
+    *flags: str, program: tuple[str, ...] = PLAIN, wait: bool = True, **served: Path
 ) -> Iterator[RealServer]:
     """Serve until the block ends.
 
     Args:
         wait: for the engine to be ready.
+        served: another model, its deploy file, and where Python finds it.
     """
     with TemporaryDirectory(prefix="server-log-") as folder:
-        server = RealServer(Path(folder) / "log", *flags, program=program)
+        server = RealServer(Path(folder) / "log", *flags, program=program, **served)
         try:
             if wait:
                 server.wait_ready()

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_omni import envs
-from vllm_omni.config.checkpoint import (
-    attention_heads,
-    check_model_index,
-    find_checkpoint,
-    require_model,
-)
+from vllm_omni.config.checkpoint import find_checkpoint, require_model
 from vllm_omni.config.deploy_file import DeployFile, load_deploy_file
 from vllm_omni.config.devices import (
     check_device_count,
@@ -32,6 +27,7 @@ from vllm_omni.diffusion.data import (
     OmniDiffusionConfig,
     SamplingDefaults,
 )
+from vllm_omni.diffusion.registry import ModelEntry, model_of
 from vllm_omni.errors import ConfigError, ConfigTypeError
 from vllm_omni.setting import HIDDEN, Setting, construct, no_effect_notes, values_of
 
@@ -68,6 +64,7 @@ class ResolvedDeployment:
     """A deployment with nothing left to decide.
 
     Attributes:
+        model: what the checkpoint holds.
         streaming_output: one output per chunk instead of one per request.
         step_execution: requests without a camera of their own are steered live.
         engine_backend: ``"default"`` or ``"ar_diffusion"``.
@@ -75,6 +72,7 @@ class ResolvedDeployment:
         no_effect: one line for each setting that was accepted and does nothing.
     """
 
+    model: ModelEntry
     config: OmniDiffusionConfig
     default_sampling_params: SamplingDefaults
     streaming_output: bool
@@ -139,7 +137,7 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
     if said.devices is not None and said.device is None and host.platform == "cpu":
         refuse_missing_devices(said.devices)
     directory = find_checkpoint(model)
-    check_model_index(directory)
+    entry = model_of(directory)
     parallel = construct(DiffusionParallelConfig, values)
     npu_quant = values.get("model_config.lingbot_npu_quant")
     stage = decide(said, host=host, ranks=parallel.world_size, is_quantised=npu_quant is not None)
@@ -154,8 +152,9 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
     sampling = construct(SamplingDefaults, values)
     check_sampling(sampling, config)
     _check_devices(config, host)
-    config.parallel.check_heads(attention_heads(directory))
+    entry.check_checkpoint(directory, config.parallel)
     return ResolvedDeployment(
+        model=entry,
         config=config,
         default_sampling_params=sampling,
         streaming_output=stage.streaming_output,

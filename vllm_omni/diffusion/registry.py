@@ -1,44 +1,59 @@
-"""The models of this package: one entry each, which is all that the rest knows of a model.
+"""The models that can be served: one entry each, which is all that the rest knows of a model.
 
-Entries are data. What they name is imported when it is needed: the parts that run in the server
-load no torch.
+Entries are data. What they name is imported when it is needed; what runs in the server's process
+loads no torch. A package outside of this one adds a model by an entry point of the group
+``vllm_omni.models``, whose name is the class name and whose object is a :class:`ModelEntry`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
+from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.messages import SourceImage
-from vllm_omni.errors import ConfigError
+from vllm_omni.errors import CheckpointError
 from vllm_omni.inputs.request import RequestLimits
+from vllm_omni.model_extras import get_model_class_name
+
+ENTRY_POINT_GROUP = "vllm_omni.models"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One model.
+    """One model. Places are dotted: ``package.module:function``.
 
     Attributes:
         class_name: of ``model_index.json``, and of ``model_class_name`` in deploy files.
         pipeline: name of ``pipeline`` in deploy files.
-        limits: what it makes of a request.
+        limits: what the model makes of a request.
         modalities: what an interaction may change: ``prompt``, ``camera``.
+        checkpoint_check: place of the function that refuses a checkpoint directory, or parallel
+            degrees that it does not run with, before a worker starts; loads no torch.
         picture: place of the function that decodes a first picture; loads no torch.
         loader: place of the function that makes the pipeline of one rank.
-        preload: modules that worker processes can share if they are loaded once, before the fork.
+        preload: modules that worker processes share when they are loaded once, before the fork.
     """
 
     class_name: str
     pipeline: str
     limits: RequestLimits
     modalities: tuple[str, ...]
+    checkpoint_check: str
     picture: str
     loader: str
     preload: tuple[str, ...] = ()
 
-    def load_loader(self) -> Callable[..., Any]:
-        """Import the pipeline loader."""
-        return _imported(self.loader)
+    def check_checkpoint(self, directory: Path, parallel: DiffusionParallelConfig) -> None:
+        """Refuse what cannot be loaded, as far as small files tell.
+
+        Raises:
+            CheckpointError: if the directory does not hold this model.
+            UnsupportedParallelismError: if the model does not run with these degrees.
+        """
+        _imported(self.checkpoint_check)(directory, parallel)
 
     def prepare_picture(self, source: object) -> SourceImage:
         """Decode a first picture.
@@ -48,6 +63,10 @@ class ModelEntry:
         """
         return _imported(self.picture)(source)
 
+    def load_loader(self) -> Callable[..., Any]:
+        """Import the function that makes a pipeline."""
+        return _imported(self.loader)
+
 
 LINGBOT_WORLD = ModelEntry(
     class_name="LingBotWorldCausalDMDPipeline",
@@ -56,22 +75,29 @@ LINGBOT_WORLD = ModelEntry(
         inference_steps=4, max_sequence_length=512, native_fps=16.0, area=480 * 832
     ),
     modalities=("prompt", "camera"),
+    checkpoint_check="vllm_omni.diffusion.models.lingbot_world.config:check_checkpoint",
     picture="vllm_omni.inputs.picture:load_image",
     loader="vllm_omni.diffusion.models.lingbot_world.load:load_pipeline",
     preload=("vllm_omni.diffusion.models.lingbot_world.load",),
 )
-_MODELS = {entry.class_name: entry for entry in (LINGBOT_WORLD,)}
+MODELS = {entry.class_name: entry for entry in (LINGBOT_WORLD,)}
 
 
-def model_entry(class_name: str) -> ModelEntry:
-    """Entry of a model class.
+def model_of(directory: Path) -> ModelEntry:
+    """Entry of the model that a checkpoint directory holds.
 
     Raises:
-        ConfigError: if the class is not known.
+        CheckpointError: if its ``model_index.json`` cannot be read or names no known model.
     """
-    if class_name not in _MODELS:
-        raise ConfigError(f"model class must be one of {', '.join(_MODELS)}, got {class_name!r}")
-    return _MODELS[class_name]
+    class_name = get_model_class_name(directory)
+    if class_name in MODELS:
+        return MODELS[class_name]
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=class_name):
+        return point.load()
+    raise CheckpointError(
+        f"{directory / 'model_index.json'}: _class_name must be {' or '.join(MODELS)}, got "
+        f"{class_name!r:.100}"
+    )
 
 
 def _imported(place: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.diffusion.data import SamplingDefaults
 from vllm_omni.diffusion.executor import create_executor
 from vllm_omni.diffusion.messages import OutputKind
-from vllm_omni.diffusion.registry import LINGBOT_WORLD, ModelEntry
+from vllm_omni.diffusion.registry import ModelEntry
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.supervisor import WorkerSupervisor
@@ -48,7 +48,7 @@ class EngineClient:
     @property
     def model(self) -> ModelEntry:
         """The model that the engine runs."""
-        return LINGBOT_WORLD
+        return self.deployment.model
 
     def door(self, names: Mapping[str, str], *, max_pixels: int | None = None) -> Door:
         """The way in for requests.

@@ -17,12 +17,14 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped
 
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.registry import model_of
 from vllm_omni.diffusion.worker.commands import Command, Lost, Refused, Reply, Stop, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import OmniError, WorkerFailedError
@@ -36,8 +38,8 @@ WorkerMain = Callable[[WorkerTask, Connection, SharedBytes], None]
 PRELOADED = (
     "vllm_omni.diffusion.worker.process",
     "vllm_omni.diffusion.worker.worker",
-    "vllm_omni.diffusion.models.lingbot_world.load",
 )
+"""What the fork server loads besides the code of the model."""
 _StartContext = ForkServerContext | SpawnContext
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OBITUARY_S = 0.5
@@ -300,5 +302,5 @@ def _start_context(config: OmniDiffusionConfig) -> _StartContext:
     if config.env or config.device == "npu":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload([*PRELOADED, *model_of(Path(config.model)).preload])
     return context

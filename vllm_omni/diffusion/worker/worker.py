@@ -1,6 +1,7 @@
 """One rank: platform, process groups, model, KV pool and the sessions on them."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import Agreement, ExchangeTraffic, ParallelState
@@ -12,8 +13,7 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
 )
 from vllm_omni.diffusion.models.interface import LiveSession, RealtimePipeline
-from vllm_omni.diffusion.models.lingbot_world.config import PIPELINE_CLASS
-from vllm_omni.diffusion.registry import model_entry
+from vllm_omni.diffusion.registry import model_of
 from vllm_omni.diffusion.worker.memory import plan_kv_pool
 from vllm_omni.errors import OmniError
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
@@ -41,7 +41,7 @@ class Worker:
         self.is_alone = parallel.control.size == 1
         self.platform = create_platform(config.device)
         self.device = self.platform.device(local_rank)
-        load_pipeline = model_entry(PIPELINE_CLASS).load_loader()
+        load_pipeline = model_of(Path(config.model)).load_loader()
         self.pipeline: RealtimePipeline[LiveSession] = load_pipeline(
             config, platform=self.platform, device=self.device, parallel=parallel
         )

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH, SPATIAL_FACTOR
-from vllm_omni.errors import CheckpointError
+from vllm_omni.errors import CheckpointError, InvalidRequestError
 from vllm_omni.experimental.ar_diffusion.kv_cache.window import WindowLayout
+from vllm_omni.inputs.bounds import PositiveInt
+from vllm_omni.inputs.checking import Message, validate
 
 TRANSFORMER_CLASS = "CausalLingBotWorldTransformer3DModel"
 PIPELINE_CLASS = "LingBotWorldCausalDMDPipeline"
@@ -146,6 +149,25 @@ def read_json(path: Path) -> dict[str, object]:
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path.parent.name}/{path.name} must hold a JSON object")
     return raw
+
+
+class _TransformerHeads(Message):
+    num_attention_heads: PositiveInt
+
+
+def check_checkpoint(directory: Path, parallel: DiffusionParallelConfig) -> None:
+    """Refuse degrees that cannot share the attention heads, before a worker starts.
+
+    Raises:
+        CheckpointError: if the transformer's configuration does not say how many there are.
+        UnsupportedParallelismError: if they cannot be shared evenly.
+    """
+    path = directory / "transformer" / "config.json"
+    try:
+        heads = validate(_TransformerHeads, read_json(path)).num_attention_heads
+    except InvalidRequestError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    parallel.check_heads(heads)
 
 
 def read_flow_shift(raw: Mapping[str, object]) -> float:
