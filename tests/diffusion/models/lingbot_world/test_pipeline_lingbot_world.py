@@ -40,7 +40,7 @@ CHUNKS = 5
 def worker():
     worker = tiny_worker()
     yield worker
-    worker.runner.close_all()
+    worker.shutdown()
     assert worker.pool.pages.num_free == worker.pool.pages.num_pages
 
 
