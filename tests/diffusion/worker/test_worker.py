@@ -87,24 +87,30 @@ class FailingPipeline(LingBotWorldCausalDMDPipeline):
 def worker():
     worker = tiny_worker()
     yield worker
-    worker.shutdown()
+    for session_id in tuple(worker.sessions):
+        worker.close_session(session_id)
     assert worker.pool.pages.num_free == worker.pool.pages.num_pages
 
 
-def let_fail(worker, place, error):
-    """Give a worker a pipeline that raises."""
-    worker.pipeline = FailingPipeline(worker, place, error)
+@pytest.fixture
+def let_fail(worker, monkeypatch):
+    """Gives the worker a pipeline that raises."""
+
+    def arm(place, error):
+        monkeypatch.setattr(worker, "pipeline", FailingPipeline(worker, place, error))
+
+    return arm
 
 
 PLACES = ("probe", "decode", "commit", "last_layer")
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_raise_frees_the_session_and_the_next_one_is_as_if_alone(worker, place):
+def test_a_raise_frees_the_session_and_the_next_one_is_as_if_alone(worker, place, let_fail):
     """Bitwise: nothing of a failed session is left in the pool or in the modules."""
     request = keys_request(3)
     alone = run_rollout(worker, request)
-    let_fail(worker, place, InjectedError())
+    let_fail(place, InjectedError())
     delivered = []
     worker.open_session("a", request)
     worker.run_chunk(ChunkPlan("a", 0), delivered.append)
@@ -129,9 +135,11 @@ class DeadPlatform(CpuPlatform):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_error_that_takes_the_device_with_it_asks_for_new_workers(worker, place):
-    let_fail(worker, place, InjectedError())
-    worker.platform = DeadPlatform()
+def test_an_error_that_takes_the_device_with_it_asks_for_new_workers(
+    worker, place, let_fail, monkeypatch
+):
+    let_fail(place, InjectedError())
+    monkeypatch.setattr(worker, "platform", DeadPlatform())
     worker.open_session("a", keys_request(3))
     worker.run_chunk(ChunkPlan("a", 0), lambda _: None)
     with pytest.raises(WorkerFailedError, match=r"chunk 1 of a left the device unusable .*illegal"):
@@ -140,9 +148,9 @@ def test_an_error_that_takes_the_device_with_it_asks_for_new_workers(worker, pla
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_running_out_of_device_memory_has_an_error_of_its_own(worker, place):
+def test_running_out_of_device_memory_has_an_error_of_its_own(worker, place, let_fail):
     error = torch.OutOfMemoryError("tried to allocate")
-    let_fail(worker, place, error)
+    let_fail(place, error)
     worker.open_session("a", keys_request(3))
     worker.run_chunk(ChunkPlan("a", 0), lambda _: None)
     with pytest.raises(DeviceOutOfMemoryError, match="chunk 1 of a ran out of device memory"):
@@ -167,18 +175,18 @@ def test_who_holds_the_error_holds_no_activations(worker, kind, monkeypatch):
     assert [tensor() for tensor in held] == [None]
 
 
-def test_no_memory_to_open(worker):
-    let_fail(worker, "open", torch.OutOfMemoryError("none"))
+def test_no_memory_to_open(worker, let_fail):
+    let_fail("open", torch.OutOfMemoryError("none"))
     with pytest.raises(DeviceOutOfMemoryError, match="opening session a ran out of device memory"):
         worker.open_session("a", keys_request(3))
     assert worker.sessions == {}
 
 
-def test_a_failure_leaves_other_sessions_alone(worker):
+def test_a_failure_leaves_other_sessions_alone(worker, let_fail):
     """Bitwise: B is the same whether or not A fails between its chunks."""
     request_a, request_b = keys_request(3, seed=1), keys_request(3, seed=2)
     alone = run_rollout(worker, request_b)
-    let_fail(worker, "probe", InjectedError())
+    let_fail("probe", InjectedError())
     delivered = []
     worker.open_session("a", request_a)
     worker.open_session("b", request_b)
@@ -188,7 +196,6 @@ def test_a_failure_leaves_other_sessions_alone(worker):
         worker.run_chunk(ChunkPlan("a", 1), lambda _: None)
     for chunk in (1, 2):
         worker.run_chunk(ChunkPlan("b", chunk), delivered.append)
-    worker.shutdown()
     assert all((made.data == y).all() for made, y in zip(delivered, alone, strict=True))
 
 
@@ -220,14 +227,12 @@ def test_a_session_too_many_takes_nothing(worker):
     with pytest.raises(OutOfKVMemoryError, match=r"needs \d+ KV pages, \d+ of \d+ are free"):
         worker.open_session("c", keys_request(2))
     assert (len(worker.sessions), worker.pool.pages.num_free) == (2, free)
-    worker.shutdown()
 
 
 def test_timings_cover_all_parts_and_come_with_the_chunk(worker):
     delivered = []
     worker.open_session("a", keys_request(1))
     timings = worker.run_chunk(ChunkPlan("a", 0), delivered.append)
-    worker.shutdown()
     (result,) = delivered
     assert result.timings.commit_ms == 0  # not yet run when the pixels leave
     for part in ("condition_ms", "camera_ms", "probes_ms", "decode_ms", "commit_ms"):
