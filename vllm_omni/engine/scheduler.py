@@ -257,11 +257,7 @@ class Scheduler:
                 self._end(session, EndReason.FAILED, copy.copy(error))
 
     def next_task(self) -> Task | None:
-        """Say what the workers do next.
-
-        Without a task, sleep until a call may have brought one or a paced session may go on, for
-        :data:`IDLE_CHECK_S` at most, and return ``None``.
-        """
+        """Say what the workers do next; ``None`` after a sleep that a call or a due time ends."""
         with self.__lock:
             now_s = time.monotonic()
             task = self._choose(now_s)
@@ -307,11 +303,7 @@ class Scheduler:
     def tell_end(
         self, session: EngineSession, reason: EndReason, error: OmniError | None, peak_bytes: int
     ) -> None:
-        """Count the end of a session that was taken out, log it, and tell its client.
-
-        Args:
-            peak_bytes: peak memory of the rank that used most, after a finished rollout.
-        """
+        """Count and log the end of a session that was taken out, and tell its client."""
         self.metrics.ended(session, reason, error, peak_bytes)
         session.emit(Ended(reason, error, peak_bytes))
 
