@@ -1,1 +1,1 @@
-"""Layers shared by models."""
+"""Layers that models are built of."""

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
+from typing_extensions import override
 
 from vllm_omni.diffusion.attention.backend import AttentionBackend
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
@@ -32,7 +33,7 @@ from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import LayerPages, 
 
 @dataclass(frozen=True, slots=True)
 class TextKV:
-    """Keys and values of the prompt in one layer, for the heads of this rank."""
+    """The keys and values of the prompt in one layer, for the heads of this rank."""
 
     key: Float[Tensor, "text_tokens heads head_dim"]
     value: Float[Tensor, "text_tokens heads head_dim"]
@@ -40,7 +41,13 @@ class TextKV:
 
 @dataclass(frozen=True, slots=True)
 class LayerWindow:
-    """The KV window of one layer during one chunk: pages and the chunk's place in them."""
+    """The KV window of one layer during one chunk.
+
+    Attributes:
+        pages: keys and values of all sessions in this layer.
+        plan: places of the chunk and of what it sees in the pages.
+        rotary: tables of the positions of the chunk.
+    """
 
     pages: LayerPages
     plan: WindowPlan
@@ -49,7 +56,7 @@ class LayerWindow:
 
 @dataclass(frozen=True, slots=True)
 class CameraModulation:
-    """Gain (one plus scale) and shift of each token by the camera, in one layer."""
+    """The effect of the camera on each token in one layer: gain (one plus scale) and shift."""
 
     gain: Float[Tensor, "tokens dim"]
     shift: Float[Tensor, "tokens dim"]
@@ -57,7 +64,7 @@ class CameraModulation:
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
-    """What one layer gets during one chunk, beside the tokens and the timestep."""
+    """The inputs of one layer during one chunk that do not depend on the denoising step."""
 
     camera: CameraModulation
     text: TextKV
@@ -71,9 +78,9 @@ def attend_window(
     window: LayerWindow,
     parts: LayerParts,
 ) -> Float[Tensor, "local_tokens heads head_dim"]:
-    """Exchange tokens for heads, store keys and values, attend, exchange back.
+    """Exchange tokens for heads, store keys and values, attend and exchange back.
 
-    Mutates the window's pages.
+    Mutates the pages of the window.
     """
     attended = attend_heads(query, key, value, window, parts)
     return parts.exchange.heads_to_tokens(attended, latent_frames=LATENT_FRAMES_PER_CHUNK)
@@ -86,7 +93,7 @@ def attend_heads(
     window: LayerWindow,
     parts: LayerParts,
 ) -> Float[Tensor, "tokens local_heads head_dim"]:
-    """Like :func:`attend_window` without the exchange back."""
+    """Do the same as :func:`attend_window` without the exchange back."""
     exchange = parts.exchange
     query, key, value = exchange.tokens_to_heads(
         query, key, value, latent_frames=LATENT_FRAMES_PER_CHUNK
@@ -103,12 +110,12 @@ def attend_heads(
 
 
 WindowAttention = Callable[..., Tensor]
-"""Signature of :func:`attend_window`."""
+"""A function with the arguments of :func:`attend_window`."""
 
 
 @runtime_checkable
 class AttendingBlock(Protocol):
-    """The parts of a transformer block that a :class:`PostAttention` puts in order."""
+    """The parts of a transformer block that a :class:`PostAttention` runs."""
 
     self_attn: SelfAttention
     cross_attn: CrossAttention
@@ -121,27 +128,27 @@ class AttendingBlock(Protocol):
         gate: Float32[Tensor, "rows dim"],
         camera: CameraModulation,
     ) -> tuple[Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]]:
-        """Residual stream after gate and camera, and the input of the cross-attention."""
+        """Compute the residual stream after gate and camera, and the cross-attention's input."""
         ...
 
 
 @runtime_checkable
 class PostAttention(Protocol):
-    """How a block gets from its self-attention to the end of its cross-attention.
+    """Runs a block from its self-attention to the end of its cross-attention.
 
     Every implementation computes the same bytes.
     """
 
     def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
-        """Make ready for these blocks, once their weights have been loaded.
+        """Get ready for these blocks, after their weights have been loaded.
 
         Raises:
-            ConfigError: if that cannot be done.
+            ConfigError: if that is impossible.
         """
         ...
 
     def begin_session(self, tokens: int) -> None:
-        """Make ready for a session of this many tokens per chunk on this rank.
+        """Get ready for a session of this many tokens per chunk on this rank.
 
         Raises:
             WorkerFailedError: if an earlier failure has left the device unusable.
@@ -156,27 +163,30 @@ class PostAttention(Protocol):
         gate: Float32[Tensor, "rows dim"],
         layer: LayerContext,
     ) -> Float[Tensor, "tokens dim"]:
-        """The residual stream after self-attention, camera and cross-attention.
+        """Compute the residual stream after self-attention, camera and cross-attention.
 
         Mutates the pages of the window.
 
         Args:
             modulated: input of the self-attention.
-            x: residual stream before it.
-            gate: of the self-attention's output.
+            x: residual stream before the self-attention.
+            gate: gate of the self-attention's output.
         """
         ...
 
 
-class EagerPostAttention:
-    """Module after module."""
+class EagerPostAttention(PostAttention):
+    """Runs one module after the other. It has no state."""
 
+    @override
     def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
-        """There is nothing to make ready."""
+        pass
 
+    @override
     def begin_session(self, tokens: int) -> None:
-        """Sessions of all sizes are alike."""
+        pass
 
+    @override
     def run(
         self,
         block: AttendingBlock,
@@ -185,29 +195,28 @@ class EagerPostAttention:
         gate: Float32[Tensor, "rows dim"],
         layer: LayerContext,
     ) -> Float[Tensor, "tokens dim"]:
-        """Attend to the window, follow the camera, attend to the prompt."""
         projected = block.self_attn(modulated, layer.window)
         x, normalised = block.after_projection(projected, x, gate, layer.camera)
         return x + block.cross_attn(normalised, layer.text)
 
 
 EAGER = EagerPostAttention()
-"""It has no state."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What every layer is built with and shares with the others.
+    """The parts that all layers of a transformer share.
 
     Attributes:
-        linear: how weights are stored and multiplied.
-        backend: how attention is computed.
+        linear: stores and multiplies the weights.
+        backend: computes attention.
         tensor_parallel: ranks that share the weights.
         exchange: exchanges between the ranks that share the tokens.
-        feed_forward: how the weights of the feed-forward part are; ``None`` for like all others.
-        rotary: how queries and keys are turned.
+        feed_forward: stores and multiplies the weights of the feed-forward part; ``None`` for
+            ``linear``.
+        rotary: rotates queries and keys.
         attend: :func:`attend_window`, or a wrapper that a compiler does not look into.
-        post_attention: how a block goes on after its self-attention.
+        post_attention: runs a block from its self-attention to the end of its cross-attention.
     """
 
     config: LingBotWorldConfig
@@ -223,11 +232,11 @@ class LayerParts:
 
     @property
     def scale(self) -> float:
-        """Softmax scale."""
+        """Scale of the scores before the softmax."""
         return self.config.attention_head_dim**-0.5
 
     def qk_norm(self) -> RMSNormAcrossHeads:
-        """A norm for queries or keys."""
+        """Make a norm for queries or keys."""
         config = self.config
         return RMSNormAcrossHeads(
             config.dim, config.eps, self.dtype, tensor_parallel=self.tensor_parallel
@@ -248,13 +257,13 @@ class SelfAttention(nn.Module):
 
     @property
     def local_heads(self) -> int:
-        """Heads that this rank's weights make."""
+        """Number of heads that this rank's weights make."""
         return self.qkv.local_dim // self.parts.config.attention_head_dim
 
     def forward(
         self, x: Float[Tensor, "tokens dim"], window: LayerWindow
     ) -> Float[Tensor, "tokens dim"]:
-        """Attend. Mutates the window's pages."""
+        """Attend and project. Mutates the pages of the window."""
         attended = self.parts.attend(*self.queries_keys_values(x, window), window, self.parts)
         return self.o(attended.flatten(1))
 
@@ -265,7 +274,7 @@ class SelfAttention(nn.Module):
         Float[Tensor, "tokens heads head_dim"],
         Float[Tensor, "tokens heads head_dim"],
     ]:
-        """Inputs of the attention: normalised, cut into heads, turned by position."""
+        """Compute the inputs of the attention: normalised, cut into heads, rotated by position."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         rotate = self.parts.rotary.rotate
         query = rotate(self._heads(self.norm_q(query)), window.rotary)
@@ -273,7 +282,7 @@ class SelfAttention(nn.Module):
         return query, key, self._heads(value)
 
     def write_only(self, x: Float[Tensor, "tokens dim"], window: LayerWindow) -> None:
-        """Store keys and values without attending. Mutates the window's pages."""
+        """Store keys and values without attending. Mutates the pages of the window."""
         key, value = self.qkv.forward_kv(x).chunk(2, dim=-1)
         key = self.parts.rotary.rotate(self._heads(self.norm_k(key)), window.rotary)
         key, value = self.parts.exchange.tokens_to_heads(
@@ -303,11 +312,11 @@ class CrossAttention(nn.Module):
         self.norm_k = parts.qk_norm()
 
     def text_kv(self, text: Float[Tensor, "text_tokens dim"]) -> TextKV:
-        """Keys and values of an embedded prompt, computed once per prompt."""
+        """Compute keys and values of an embedded prompt, once per prompt."""
         return TextKV(key=self._heads(self.norm_k(self.k(text))), value=self._heads(self.v(text)))
 
     def forward(self, x: Float[Tensor, "tokens dim"], text: TextKV) -> Float[Tensor, "tokens dim"]:
-        """Attend to the prompt; tokens stay on their rank."""
+        """Attend to the prompt and project. Tokens stay on their rank."""
         query = self._heads(self.norm_q(self.q(x)))
         attended = self.parts.backend.attend(query, text.key, text.value, scale=self.parts.scale)
         return self.o(attended.flatten(1))

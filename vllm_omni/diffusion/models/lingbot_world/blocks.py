@@ -1,7 +1,7 @@
 """One transformer block, the camera modulation inside it, and the output head.
 
-Shapes: tokens = latent frames x tokens per frame on this rank, in that order; ``rows`` is one
-when all frames of a call have the same timestep, else one per frame.
+The tokens of a call are ordered by latent frame, then by token of the frame on this rank. ``rows``
+is one if all frames of a call have the same timestep, else there is one row per frame.
 """
 
 from dataclasses import dataclass
@@ -33,11 +33,11 @@ _HEAD_ROWS = 2
 
 @dataclass(frozen=True, slots=True)
 class TimeEmbedding:
-    """One timestep, embedded.
+    """The embedding of one timestep.
 
     Attributes:
-        head: input of the head's modulation.
-        blocks: input of the blocks' modulation.
+        head: input of the modulation of the head.
+        blocks: input of the modulation of the blocks.
     """
 
     head: Float[Tensor, "rows dim"]
@@ -45,7 +45,7 @@ class TimeEmbedding:
 
 
 class Modulation(NamedTuple):
-    """How the timestep changes one half of a block: its input (shift, scale) and output (gate)."""
+    """The effect of the timestep on one half of a block: input (shift, scale) and output (gate)."""
 
     shift: Float32[Tensor, "rows dim"]
     scale: Float32[Tensor, "rows dim"]
@@ -58,9 +58,9 @@ def modulate(
     shift: Float32[Tensor, "rows dim"],
     eps: float,
 ) -> Float[Tensor, "tokens dim"]:
-    """``LN(x) (1 + scale) + shift`` in float32, one row of scale and shift per frame.
+    """Compute ``LN(x) (1 + scale) + shift`` in float32, with one row of scale and shift per frame.
 
-    They are weight and bias of the norm, which applies them in the same pass.
+    The rows are weight and bias of the norm, which applies them in the same pass.
     """
     frames = x.unflatten(0, (scale.shape[0], -1))
     rows = zip(frames, 1 + scale, shift, strict=True)
@@ -73,7 +73,7 @@ def add_gated(
     update: Float[Tensor, "tokens dim"],
     gate: Float32[Tensor, "rows dim"],
 ) -> Float[Tensor, "tokens dim"]:
-    """``x + update * gate``, summed in float32 and rounded once."""
+    """Compute ``x + update * gate`` in float32 and round once."""
     frames = update.unflatten(0, (gate.shape[0], -1))
     return (frames * gate.unsqueeze(1)).flatten(0, 1).add_(x).to(x.dtype)
 
@@ -103,14 +103,14 @@ class LingBotWorldBlock(nn.Module):
         self.cam_shift_layer = ReplicatedLinear(dim, dim, dtype, linear)
 
     def camera_modulation(self, camera: Float[Tensor, "tokens dim"]) -> CameraModulation:
-        """Gain and shift of this layer; they depend on the camera only, so once per chunk."""
+        """Compute gain and shift of this layer, once per chunk, since only the camera matters."""
         hidden = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(camera))) + camera
         return CameraModulation(1 + self.cam_scale_layer(hidden), self.cam_shift_layer(hidden))
 
     def forward(
         self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding, layer: LayerContext
     ) -> Float[Tensor, "tokens dim"]:
-        """Run the block. Mutates the window's pages."""
+        """Run the block. Mutates the pages of the window."""
         attention, feed_forward = self._modulations(time)
         modulated = modulate(x, attention.scale, attention.shift, self.eps)
         x = self.post_attention.run(self, modulated, x, attention.gate, layer)
@@ -124,7 +124,7 @@ class LingBotWorldBlock(nn.Module):
         gate: Float32[Tensor, "rows dim"],
         camera: CameraModulation,
     ) -> tuple[Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]]:
-        """Residual stream after gate and camera, and the input of the cross-attention."""
+        """Compute the residual stream after gate and camera, and the cross-attention's input."""
         x = add_gated(x, projected, gate)
         x = camera.gain * x + camera.shift
         return x, self.norm3(x)
@@ -132,19 +132,19 @@ class LingBotWorldBlock(nn.Module):
     def write_only(
         self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding, window: LayerWindow
     ) -> None:
-        """Store this layer's keys and values; the end of a commit. Mutates the pages."""
+        """Store the keys and values of this layer, as the last layer of a commit does."""
         attention, _ = self._modulations(time)
         modulated = modulate(x, attention.scale, attention.shift, self.eps)
         self.self_attn.write_only(modulated, window)
 
     def _modulations(self, time: TimeEmbedding) -> tuple[Modulation, Modulation]:
-        """Those of the attention and of the feed-forward part."""
+        """Compute the modulation of the attention and of the feed-forward part."""
         rows = (self.modulation + time.blocks.float()).unbind(dim=1)
         return Modulation(*rows[:3]), Modulation(*rows[3:])
 
 
 class Head(nn.Module):
-    """Modulated norm and projection to the patch of each token."""
+    """The modulated norm and the projection of each token to its patch."""
 
     def __init__(self, parts: LayerParts, out_features: int) -> None:
         super().__init__()
@@ -156,6 +156,6 @@ class Head(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding
     ) -> Float[Tensor, "tokens features"]:
-        """Project this rank's tokens."""
+        """Project the tokens of this rank to patches."""
         shift, scale = (self.modulation + time.head.float().unsqueeze(1)).unbind(dim=1)
         return self.head(modulate(x, scale, shift, self.eps))

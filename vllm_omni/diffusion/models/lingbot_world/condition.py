@@ -1,4 +1,4 @@
-"""The first picture as a condition: mask and image latents for each chunk of a session."""
+"""Turns the first picture into the condition of each chunk: a mask and image latents."""
 
 from dataclasses import dataclass
 
@@ -45,12 +45,12 @@ def _signed(image: SourceImage) -> Float32[Tensor, "3 height width"]:
 
 @dataclass(frozen=True, slots=True)
 class ConditionState:
-    """How far a session's condition has come. A new state comes out of each call.
+    """The state of the condition of one session. Each call returns a new one.
 
     Attributes:
-        next_chunk_index: chunk that the next call prepares.
-        encoder: history of the encoder; dropped at the fixed point.
-        fixed: the condition of every chunk from the fixed point on.
+        next_chunk_index: index of the chunk that the next call prepares.
+        encoder: history of the encoder; ``None`` from the fixed point on.
+        fixed: condition of every chunk from the fixed point on; ``None`` before it.
     """
 
     next_chunk_index: int

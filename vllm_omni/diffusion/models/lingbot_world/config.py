@@ -1,4 +1,4 @@
-"""The transformer's and the scheduler's configuration, read from the checkpoint."""
+"""The configuration of the transformer and of the scheduler, read from the checkpoint."""
 
 import json
 from collections.abc import Mapping
@@ -101,12 +101,12 @@ class LingBotWorldConfig:
 
     @property
     def dim(self) -> int:
-        """Channels of a token."""
+        """Number of channels of a token."""
         return self.num_attention_heads * self.attention_head_dim
 
     @property
     def window(self) -> WindowLayout:
-        """Sink and ring."""
+        """Layout of the KV window: sink and ring."""
         frames = (
             self.sliding_window_num_frames if self.local_attn_size == -1 else self.local_attn_size
         )
@@ -114,7 +114,7 @@ class LingBotWorldConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> "LingBotWorldConfig":
-        """Read ``transformer/config.json``; absent keys have the 14B values, others are metadata.
+        """Parse ``transformer/config.json``. Absent sizes are those of the 14B model.
 
         Raises:
             CheckpointError: naming the field, the expected and the actual value.
@@ -135,7 +135,7 @@ class LingBotWorldConfig:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read one JSON object of a checkpoint.
+    """Read one JSON file of a checkpoint, which must hold an object.
 
     Raises:
         CheckpointError: if the file is missing or holds no JSON object.
@@ -174,7 +174,7 @@ def read_flow_shift(raw: Mapping[str, object]) -> float:
     """Check ``scheduler/scheduler_config.json`` and return its default flow shift.
 
     Raises:
-        CheckpointError: if a field has not the value this model was distilled with.
+        CheckpointError: if a field differs from the value that this model was distilled with.
     """
     missing = [name for name in _FIXED_SCHEDULER if name not in raw]
     if missing:

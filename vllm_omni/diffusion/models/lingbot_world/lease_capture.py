@@ -38,7 +38,7 @@ def post_attention(
     gain: BFloat16[Tensor, "tokens dim"],
     shift: BFloat16[Tensor, "tokens dim"],
 ) -> tuple[Tensor, ...]:
-    """What is captured: projection, residual stream and input of the cross-attention."""
+    """Compute what is captured: projection, residual stream and the cross-attention's input."""
     projected = block.self_attn.o(attended)
     camera = CameraModulation(gain, shift)
     return projected, *block.after_projection(projected, x, gate, camera)
@@ -46,10 +46,10 @@ def post_attention(
 
 @dataclass(frozen=True, slots=True)
 class CapturedBlock:
-    """A block and its graphs, one for each slot.
+    """The graphs of one block, one for each slot.
 
     Attributes:
-        index: of the block in its transformer.
+        index: index of the block in its transformer.
     """
 
     index: int
@@ -64,10 +64,10 @@ class CapturedBlock:
         slots: Sequence[tuple[tuple[Tensor, ...], GraphPool]],
         runtime: GraphRuntime,
     ) -> CapturedBlock:
-        """Capture a block.
+        """Capture a block once for each slot.
 
         Args:
-            slots: arguments of the captured function, and the memory of its graph.
+            slots: for each slot the arguments of the captured function and the memory of the graph.
 
         Raises:
             ConfigError: if the block's projection cannot be captured, or the capture fails.
@@ -147,7 +147,7 @@ class Fingerprint:
             self._watch_all(vars(torch_module)[hooks], hooks)
 
     def change(self) -> str | None:
-        """Name of the first object that is not what it was; ``None`` if all are."""
+        """Return the name of the first object that is not what it was, or ``None``."""
         try:
             return self._replaced() or self._rewritten()
         except KeyError as error:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
+from typing_extensions import override
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
@@ -60,7 +61,7 @@ def configured_post_attention(
     parallel: ParallelState,
     device: torch.device,
 ) -> PostAttention:
-    """The configured way from a block's attention to the end of its cross-attention.
+    """Choose how a block runs from its self-attention to the end of its cross-attention.
 
     Raises:
         ConfigError: if the configuration does not go with graphs, before any weight is read.
@@ -81,13 +82,13 @@ def configured_post_attention(
     return LeasedPostAttention(platform.graph_runtime(), LeaseSize(tokens, dim, device))
 
 
-class LeasedPostAttention:
-    """A :class:`PostAttention` over the graphs of all blocks of one transformer on one rank.
+class LeasedPostAttention(PostAttention):
+    """Replays the graphs of all blocks of one transformer on one rank.
 
     One forward at a time uses it; the lock guards nothing but the choice of a slot.
 
     Args:
-        size: of the sessions that use the graphs.
+        size: size of the sessions that use the graphs.
         quarantine: takes what a failure leaves behind.
     """
 
@@ -102,6 +103,7 @@ class LeasedPostAttention:
         self._captured: Mapping[AttendingBlock, CapturedBlock] = {}
         self._lock = threading.Lock()
 
+    @override
     def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
         """Allocate the slots and capture every block over both.
 
@@ -124,8 +126,9 @@ class LeasedPostAttention:
             self.runtime.name,
         )
 
+    @override
     def begin_session(self, tokens: int) -> None:
-        """Refuse a session after a failure; say once of a session that it runs without graphs.
+        """Log a session that runs without graphs, since it has another size.
 
         Raises:
             WorkerFailedError: if a lease has failed.
@@ -140,6 +143,7 @@ class LeasedPostAttention:
                 self.size.tokens,
             )
 
+    @override
     def run(
         self,
         block: AttendingBlock,
@@ -148,7 +152,7 @@ class LeasedPostAttention:
         gate: Float32[Tensor, "rows dim"],
         layer: LayerContext,
     ) -> Float[Tensor, "tokens dim"]:
-        """The residual stream after self-attention, camera and cross-attention, by a replay.
+        """Compute the residual stream after self-attention, camera and cross-attention.
 
         Raises:
             WorkerFailedError: if anything was raised inside the lease, or a block was changed.

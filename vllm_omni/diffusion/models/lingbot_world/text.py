@@ -1,4 +1,4 @@
-"""Prompt to text condition: tokenizer, UMT5 encoder and a small cache."""
+"""Embeds prompts by a tokenizer and the UMT5 encoder, with a small cache."""
 
 from collections import OrderedDict
 from pathlib import Path
@@ -22,7 +22,7 @@ _CACHED_PROMPTS = 4
 
 
 class TextEncoder:
-    """Embeds prompts; the last few results are kept.
+    """Embeds prompts and keeps the last few results.
 
     Args:
         tokenizer: pads on the right.
@@ -74,7 +74,7 @@ class TextEncoder:
     def tokenize(
         self, prompt: str
     ) -> tuple[Int64[Tensor, "1 text_tokens"], Int64[Tensor, "1 text_tokens"]]:
-        """Token ids and mask of one prompt, padded on the right or cut with a notice in the log."""
+        """Tokenize one prompt to ids and mask, padded on the right or cut with a log message."""
         rows = self.tokenizer(
             [prompt],
             padding="max_length",

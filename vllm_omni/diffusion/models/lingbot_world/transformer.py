@@ -40,14 +40,14 @@ from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
 
 @dataclass(frozen=True, slots=True)
 class ChunkContext:
-    """Everything that the five forwards of one chunk share.
+    """The inputs that the five forwards of one chunk share.
 
     Attributes:
         camera: one modulation per layer.
-        text: one pair of keys and values per layer.
-        pages: of the KV pool, one pair per layer.
-        plan: the chunk's place in the pages.
-        rotary: tables of the chunk's positions.
+        text: keys and values of the prompt, one pair per layer.
+        pages: pages of the KV pool, one pair per layer.
+        plan: places of the chunk and of what it sees in the pages.
+        rotary: tables of the positions of the chunk.
     """
 
     camera: tuple[CameraModulation, ...]
@@ -57,13 +57,13 @@ class ChunkContext:
     rotary: RotaryTables
 
     def layers(self) -> Iterator[LayerContext]:
-        """The context of each layer in turn."""
+        """Yield the inputs of each layer in turn."""
         for camera, text, pages in zip(self.camera, self.text, self.pages, strict=True):
             yield LayerContext(camera, text, LayerWindow(pages, self.plan, self.rotary))
 
 
 class CausalLingBotWorldTransformer3DModel(nn.Module):
-    """Predicts the flow of one chunk of latents; holds weights and nothing else."""
+    """Predicts the flow of one chunk of latents. It holds weights and nothing else."""
 
     def __init__(self, parts: LayerParts) -> None:
         super().__init__()
@@ -99,28 +99,28 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
 
     @property
     def local_heads(self) -> int:
-        """Attention heads that this rank's weights make, before any exchange."""
+        """Number of attention heads that this rank's weights make, before any exchange."""
         return self.layers[0].self_attn.local_heads
 
     @property
     def layers(self) -> tuple[LingBotWorldBlock, ...]:
-        """The blocks as what they are; a module list knows only modules."""
+        """The blocks, typed as blocks; a module list knows only modules."""
         return tuple(cast(LingBotWorldBlock, block) for block in self.blocks)
 
     def chunk_tokens(self, geometry: VideoGeometry) -> int:
-        """Tokens of a chunk on this rank."""
+        """Count the tokens of a chunk on this rank."""
         tokens = LATENT_FRAMES_PER_CHUNK * geometry.tokens_per_frame
         return self.exchange.plan.local_count(tokens)
 
     def checkpoint_targets(self) -> dict[str, WeightTarget]:
-        """Every tensor of the checkpoint, by name, and where this rank puts it."""
+        """Map the name of each tensor of the checkpoint to its destination on this rank."""
         return weight_targets(self)
 
     def embed_time(self, timesteps: Float32[Tensor, " rows"]) -> TimeEmbedding:
-        """Embed one timestep per row; a schedule's rows can be embedded once and kept.
+        """Embed one timestep per row. The embeddings of a schedule can be kept.
 
         Args:
-            timesteps: best on the host, where float64 is what it says on every platform.
+            timesteps: on the host, since not every device computes in float64.
         """
         sinusoid = timestep_sinusoid(timesteps, self.config.freq_dim)
         sinusoid = sinusoid.to(self.patch_embedding.weight.device, self.dtype)
@@ -130,14 +130,14 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         )
 
     def embed_text(self, prompt: Float[Tensor, "text_tokens text_dim"]) -> tuple[TextKV, ...]:
-        """Keys and values of a prompt in every layer. All rows count, padding too."""
+        """Compute keys and values of a prompt in every layer. Attention sees its padding too."""
         text = self.text_embedding(prompt)
         return tuple(block.cross_attn.text_kv(text) for block in self.layers)
 
     def embed_camera(
         self, camera: Float[Tensor, "384 latent_frames height width"]
     ) -> tuple[CameraModulation, ...]:
-        """Modulation of every layer by the folded camera rays of a chunk."""
+        """Compute the modulation of every layer by the folded camera rays of a chunk."""
         tokens = self.exchange.plan.split(patchify(camera)).flatten(0, 1)
         hidden = self.patch_embedding_wancamctrl(tokens)
         activated = nn.functional.silu(self.c2ws_hidden_states_layer1(hidden))
@@ -153,7 +153,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         geometry: VideoGeometry,
         start_latent_frame: int,
     ) -> ChunkContext:
-        """What the forwards of the chunk at ``start_latent_frame`` share.
+        """Make the inputs that the forwards of the chunk at ``start_latent_frame`` share.
 
         Args:
             camera: folded rays of the chunk.
@@ -171,7 +171,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
     def rotary_tables(
         self, geometry: VideoGeometry, start_latent_frame: int, device: torch.device
     ) -> RotaryTables:
-        """Rotary tables of this rank's tokens of the chunk at ``start_latent_frame``, prepared."""
+        """Make the tables of this rank's tokens of the chunk at ``start_latent_frame``."""
         whole = self.rotary_positions.tables(
             start_latent_frame=start_latent_frame,
             latent_frames=LATENT_FRAMES_PER_CHUNK,
@@ -193,10 +193,10 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         time: TimeEmbedding,
         context: ChunkContext,
     ) -> Float[Tensor, "out_channels latent_frames height width"]:
-        """Flow of a chunk. Writes the chunk's keys and values into the window.
+        """Predict the flow of a chunk, and write its keys and values into the window.
 
         Args:
-            latents: noise | mask | image condition, in the model's dtype.
+            latents: channels of noise, mask and image condition, in the model's dtype.
         """
         frames, height, width = latents.shape[1:]
         x = self._embed(latents)
@@ -212,7 +212,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         time: TimeEmbedding,
         context: ChunkContext,
     ) -> None:
-        """The same forward for its keys and values alone: the last layer stops there."""
+        """Write the keys and values of a chunk into the window without predicting a flow."""
         x = self._embed(latents)
         *blocks, last_block = self.layers
         *layers, last = context.layers()

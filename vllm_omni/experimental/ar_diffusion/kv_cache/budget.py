@@ -1,4 +1,4 @@
-"""How many bytes a session's KV takes and how many sessions fit. Pure arithmetic."""
+"""Counts how many bytes the KV of a session takes and how many sessions fit."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from vllm_omni.errors import OutOfKVMemoryError
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """Shape of the window KV on one rank.
+    """The shape of the KV window on one rank.
 
     Attributes:
-        num_kv_heads: heads held by this rank for self-attention.
-        text_heads: heads held by this rank for cross-attention.
+        num_kv_heads: heads that this rank holds for self-attention.
+        text_heads: heads that this rank holds for cross-attention.
         window_frames: latent frames that a session keeps, sink included.
         element_bytes: size of one key or value element.
         page_tokens: tokens per page.
@@ -29,37 +29,37 @@ class KVCacheSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Keys and values of one page in all layers."""
+        """Bytes of the keys and values of one page in all layers."""
         return self.page_tokens * self.token_bytes
 
     @property
     def token_bytes(self) -> int:
-        """Key and value of one token in all layers."""
+        """Bytes of the key and value of one token in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
 
     @property
     def text_bytes(self) -> int:
-        """Keys and values of the prompt in all layers."""
+        """Bytes of the keys and values of the prompt in all layers."""
         width = self.text_heads * self.head_dim * self.element_bytes
         return 2 * self.num_layers * self.text_tokens * width
 
     def window_tokens(self, tokens_per_frame: int) -> int:
-        """Tokens that the window of one session holds."""
+        """Count the tokens that the window of one session holds."""
         return self.window_frames * tokens_per_frame
 
     def window_pages(self, tokens_per_frame: int) -> int:
-        """Pages that the window of one session takes."""
+        """Count the pages that the window of one session takes."""
         return -(-self.window_tokens(tokens_per_frame) // self.page_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolBudget:
-    """The pool that fits.
+    """The size of a pool that fits into memory.
 
     Attributes:
-        num_pages: pages of the pool.
-        sessions: sessions of the configured size that it admits.
-        raised: whether the configured share had to be exceeded to admit one session.
+        num_pages: number of pages of the pool.
+        sessions: number of sessions of the configured size that it admits.
+        raised: whether the configured share was exceeded to admit one session.
     """
 
     num_pages: int
@@ -77,14 +77,14 @@ def plan_pool(
     free_bytes: int,
     fraction: float | None,
 ) -> PoolBudget:
-    """Size the pool for sessions of one geometry.
+    """Plan the size of the pool for sessions of one geometry.
 
     Args:
-        other_bytes_per_session: what a session holds beside its window: text KV, decoder and
-            encoder history.
-        workspace_bytes: what the chunk being made holds, whichever session's it is.
-        fraction: share of what the workspace leaves of ``free_bytes``, for all sessions;
-            ``None`` takes what ``max_sessions`` sessions need.
+        other_bytes_per_session: bytes that a session holds beside its window: text KV, decoder
+            and encoder history.
+        workspace_bytes: bytes that the chunk being made holds.
+        fraction: share of ``free_bytes``, less the workspace, that all sessions may take; ``None``
+            takes what ``max_sessions`` sessions need.
 
     Raises:
         OutOfKVMemoryError: if not even one session and the workspace fit into ``free_bytes``.

@@ -1,4 +1,4 @@
-"""Write a chunk's keys and values into the window, then attend to all that is visible."""
+"""Writes the keys and values of a chunk into the window, then attends to all visible tokens."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -17,7 +17,7 @@ def write_window(
     pages: LayerPages,
     plan: WindowPlan,
 ) -> None:
-    """Store the chunk's keys and values where ``plan`` says. Mutates ``pages``."""
+    """Store the keys and values of a chunk at the places of ``plan``. Mutates ``pages``."""
     key_tokens, value_tokens = pages.key.flatten(0, 1), pages.value.flatten(0, 1)
     if not isinstance(plan, ExtentPlan):
         key_tokens.index_copy_(0, plan.write_index, key)
@@ -40,9 +40,9 @@ def ar_diffusion_paged_attention(
     backend: AttentionBackend,
     scale: float,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """One layer's self-attention of one chunk. Mutates ``pages``.
+    """Compute the self-attention of one layer for one chunk. Mutates ``pages``.
 
-    A probe and the commit call this alike: what a probe writes, the commit overwrites.
+    Denoising steps and the commit call this alike; each overwrites what the last one has written.
     """
     write_window(key, value, pages, plan)
     if isinstance(plan, ExtentPlan):

@@ -69,7 +69,7 @@ class KVPool:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all layers."""
+        """Bytes of the pages of all layers on this rank."""
         return self.pages.num_pages * self.spec.page_bytes
 
 
@@ -93,9 +93,10 @@ class SessionKV:
         self.closed = False
 
     def plan(self, start_latent_frame: int, latent_frames: int) -> WindowPlan:
-        """Where a chunk that starts at ``start_latent_frame`` writes and what it sees.
+        """Plan where the chunk at ``start_latent_frame`` writes and which tokens it sees.
 
-        The frames it overwrites are out of its sight, so probes and commit use the same plan.
+        A chunk does not see the frames that it overwrites, so that its denoising steps and its
+        commit use the same plan.
         """
         if self.closed:
             raise SessionClosedError("the KV window of this session was given back")
@@ -125,7 +126,7 @@ class SessionKV:
     def chronological(
         self, layer: int, committed_latent_frames: int
     ) -> tuple[Float[Tensor, "tokens heads head_dim"], Float[Tensor, "tokens heads head_dim"]]:
-        """Copies of the committed keys and values, oldest frame first (for inspection)."""
+        """Copy the committed keys and values, the oldest frame first, to look at them."""
         size, page_tokens = self.tokens_per_frame, self.pool.spec.page_tokens
         slots = torch.tensor(self.layout.resident_frames(committed_latent_frames))
         tokens = (slots[:, None] * size + torch.arange(size)).flatten()
@@ -149,12 +150,16 @@ class PageAllocation:
 
     @property
     def is_extent(self) -> bool:
-        """Whether the pages stand one after the other."""
+        """Whether the pages stand side by side."""
         return self.pages[-1] - self.pages[0] + 1 == len(self.pages)
 
 
 class PagePool:
-    """Hands out pages ``0 .. num_pages - 1``, extents first."""
+    """Knows which of the pages ``0 .. num_pages - 1`` are taken; it holds no tensors.
+
+    A session takes all its pages at once and gives them back at once. So an extent, pages that
+    stand side by side, is nearly always free; else a session gets scattered pages.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -162,11 +167,11 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
+        """Number of pages that no session holds."""
         return self.num_pages - sum(self._taken)
 
     def allocate(self, count: int) -> PageAllocation:
-        """Take ``count`` pages: the first free extent that fits, else the lowest free pages.
+        """Take ``count`` pages: the first extent that fits, else the lowest free pages.
 
         Raises:
             OutOfKVMemoryError: if fewer than ``count`` pages are free.
@@ -187,7 +192,7 @@ class PagePool:
         return PageAllocation(pages)
 
     def free(self, allocation: PageAllocation) -> None:
-        """Give pages back.
+        """Give the pages of a session back.
 
         Raises:
             ValueError: if a page is not held, which means it was freed twice.

@@ -29,7 +29,7 @@ class FrameRun:
 
 @dataclass(frozen=True, slots=True)
 class WindowLayout:
-    """A window of ``window_frames`` latent frames of which the first ``sink_frames`` stay.
+    """A window of ``window_frames`` latent frames, of which the first ``sink_frames`` stay.
 
     Raises:
         ConfigError: if the rolling part cannot hold one chunk.
@@ -49,21 +49,21 @@ class WindowLayout:
 
     @property
     def ring_frames(self) -> int:
-        """Slots that are reused."""
+        """Number of slots that are used again and again."""
         return self.window_frames - self.sink_frames
 
     def slot(self, latent_frame: int) -> int:
-        """Slot of a latent frame counted from the start of the rollout."""
+        """Return the slot of a latent frame, counted from the start of the rollout."""
         if latent_frame < self.sink_frames:
             return latent_frame
         return self.sink_frames + (latent_frame - self.sink_frames) % self.ring_frames
 
     def visible_frames(self, start: int, count: int) -> int:
-        """Frames that a chunk at ``start`` sees, itself included; always the first slots."""
+        """Count the frames that a chunk at ``start`` sees, itself included: the first slots."""
         return min(start + count, self.window_frames)
 
     def write_runs(self, start: int, count: int) -> tuple[FrameRun, ...]:
-        """Where the frames ``start`` to ``start + count`` go, as at most three runs."""
+        """Return the slots of the frames ``start`` to ``start + count``, as at most three runs."""
         runs: list[FrameRun] = []
         for offset in range(count):
             slot = self.slot(start + offset)
@@ -75,10 +75,10 @@ class WindowLayout:
         return tuple(runs)
 
     def resident_frames(self, next_frame: int) -> tuple[int, ...]:
-        """Slots of the committed frames in the order of their age, oldest first.
+        """Return the slots of the committed frames, the oldest frame first.
 
         Args:
-            next_frame: number of frames committed so far.
+            next_frame: number of frames that have been committed.
         """
         first_rolling = max(self.sink_frames, next_frame - self.ring_frames)
         frames = (*range(min(self.sink_frames, next_frame)), *range(first_rolling, next_frame))

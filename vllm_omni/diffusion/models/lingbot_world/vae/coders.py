@@ -1,4 +1,7 @@
-"""Encoder of the Wan VAE: the pixel frames of one latent frame become its moments."""
+"""Encoder and decoder of the Wan VAE, which work on one latent frame at a time.
+
+One latent frame stands for one pixel frame at the start of a session, else for four.
+"""
 
 from itertools import pairwise
 
@@ -24,7 +27,7 @@ from vllm_omni.diffusion.models.lingbot_world.vae.state import CoderHistory, Lev
 
 
 class Encoder(nn.Module):
-    """Causal encoder. ``down_blocks`` is one flat list, as in the checkpoint's names."""
+    """The causal encoder. ``down_blocks`` is one flat list, as in the names of the checkpoint."""
 
     def __init__(self, config: VaeConfig) -> None:
         super().__init__()
@@ -46,13 +49,13 @@ class Encoder(nn.Module):
         self.conv_out = CausalConv3d(dims[-1], 2 * config.z_dim)
 
     def fresh(self) -> CoderHistory:
-        """History of a session that has not begun."""
+        """Make the history of a session that has not begun."""
         return CoderHistory.fresh(self.residuals_per_level, self.num_levels)
 
     def forward(
         self, pixels: Float[Tensor, "pixel_frames height width 3"], history: CoderHistory
     ) -> tuple[Float[Tensor, "1 latent_height latent_width moments"], CoderHistory]:
-        """Encode one latent frame: one pixel frame if it is the session's first, else four."""
+        """Encode the pixel frames of one latent frame to its moments."""
         x, conv_in = self.conv_in(pixels, history.conv_in, WHOLE_FRAME)
         levels: list[LevelHistory] = []
         for level, level_history in enumerate(history.levels):
@@ -76,10 +79,10 @@ class Encoder(nn.Module):
 
 
 class UpLevel(nn.Module):
-    """Residual blocks of one resolution, then the way to the next finer one.
+    """The residual blocks of one resolution of the decoder and the upsampler behind them.
 
     Args:
-        temporal: whether the upsampler doubles time too; ``None`` for no upsampler.
+        temporal: whether the upsampler doubles the number of frames too; ``None`` for no upsampler.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class UpLevel(nn.Module):
         history: LevelHistory,
         columns: Columns,
     ) -> tuple[Float[Tensor, "out_time out_height out_width out_channels"], LevelHistory]:
-        """Run the blocks, then upsample."""
+        """Run the residual blocks, then the upsampler."""
         x, residuals = run_residuals(self.resnets, x, history, columns)
         kept = None
         for upsampler in self.upsamplers:
@@ -109,7 +112,7 @@ class UpLevel(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Causal decoder."""
+    """The causal decoder, which can work on some columns of a frame."""
 
     def __init__(self, config: VaeConfig) -> None:
         super().__init__()
@@ -128,7 +131,7 @@ class Decoder(nn.Module):
         self.conv_out = CausalConv3d(dims[-1], COLOURS)
 
     def fresh(self) -> CoderHistory:
-        """History of a session that has not begun."""
+        """Make the history of a session that has not begun."""
         return CoderHistory.fresh(self.residuals_per_level, len(self.up_blocks))
 
     def forward(
@@ -137,7 +140,7 @@ class Decoder(nn.Module):
         history: CoderHistory,
         columns: Columns,
     ) -> tuple[Float[Tensor, "pixel_frames height width 3"], CoderHistory]:
-        """Decode one latent frame: one pixel frame if it is the session's first, else four."""
+        """Decode one latent frame to its pixel frames."""
         x, conv_in = self.conv_in(latents, history.conv_in, columns)
         x, middle = self.mid_block(x, history.middle, columns)
         levels: list[LevelHistory] = []

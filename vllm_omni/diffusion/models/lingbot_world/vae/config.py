@@ -57,7 +57,7 @@ class VaeConfig:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, object]) -> "VaeConfig":
-        """Parse ``vae/config.json``.
+        """Parse the fields of the checkpoint's ``vae/config.json``.
 
         Raises:
             CheckpointError: if it is not the Wan 2.1 kind, or its numbers contradict each other.

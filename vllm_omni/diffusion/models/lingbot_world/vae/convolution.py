@@ -1,8 +1,8 @@
-"""Convolutions of the Wan VAE, with the choice of kernel made once.
+"""Convolutions of the Wan VAE, which choose their kernel once.
 
-Activations are ``[time, height, width, channels]``, contiguous: one sample, channels last. A
-causal convolution sees its own frame and two earlier ones. Its history is a parameter and a
-result; the module holds weights only.
+Activations are contiguous ``[time, height, width, channels]`` tensors of one sample. A causal
+convolution sees its own frame and two earlier ones. Its history is an argument and a result of
+every call; the module holds weights only.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 KERNEL = 3
 HISTORY_FRAMES = KERNEL - 1
@@ -24,7 +25,7 @@ Conv2d = Callable[[Tensor, Tensor, Tensor, tuple[int, int], int], Tensor]
 
 
 class ConvPath(StrEnum):
-    """How a causal 3x3x3 convolution is computed. Equal up to the order of its sums."""
+    """The way in which a causal 3x3x3 convolution is computed. Only the order of sums differs."""
 
     CONV3D = "conv3d"
     """The library's own convolution in three dimensions."""
@@ -41,53 +42,56 @@ class ConvPath(StrEnum):
 
 @runtime_checkable
 class Columns(Protocol):
-    """Which columns of a frame this process works on."""
+    """The columns of a frame that this process works on."""
 
     @property
     def width_padding(self) -> int:
-        """Zero columns that a 3x3 convolution adds at each side by itself."""
+        """Number of zero columns that a 3x3 convolution adds at each side."""
         ...
 
     def halo(
         self, slab: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height wider channels"]:
-        """The slab with the neighbours' border columns; those outside the frame are zeros."""
+        """Add the border columns of the neighbours, or zeros outside the frame, to a slab."""
         ...
 
     def gather(
         self, slab: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height full_width channels"]:
-        """The full frame."""
+        """Collect the full frame from all processes."""
         ...
 
     def own(
         self, full: Float[Tensor, "time height full_width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """This process's slab of a full frame."""
+        """Cut this process's slab out of a full frame."""
         ...
 
 
-class WholeFrame:
-    """All columns: nothing is exchanged, convolutions pad by themselves."""
+class WholeFrame(Columns):
+    """All columns of a frame: nothing is exchanged, and convolutions pad with zeros."""
 
-    width_padding = 1
+    @property
+    @override
+    def width_padding(self) -> int:
+        return 1
 
+    @override
     def halo(
         self, slab: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """The slab itself."""
         return slab
 
+    @override
     def gather(
         self, slab: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """The slab itself."""
         return slab
 
+    @override
     def own(
         self, full: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """The frame itself."""
         return full
 
 
@@ -95,36 +99,36 @@ WHOLE_FRAME = WholeFrame()
 
 
 class Preparable(nn.Module):
-    """A module that arranges its weights once, after they were loaded and moved."""
+    """A module that arranges its weights once, after they have been loaded and moved."""
 
     def prepare(self, path: ConvPath, /) -> None:
-        """Arrange weights for ``path``. Repeat after a change of device, dtype or storage."""
+        """Arrange the weights for ``path``, again after each change of device, dtype or storage."""
         raise NotImplementedError
 
 
 @runtime_checkable
 class CausalKernel(Protocol):
-    """A causal convolution over frames that already have their history in front."""
+    """A causal convolution over frames that follow their history."""
 
     def __call__(
         self, padded: Float[Tensor, "padded_time height width in_channels"], width_padding: int, /
     ) -> Float[Tensor, "time height out_width out_channels"]:
-        """Convolve; two frames fewer come out."""
+        """Convolve; the result has two frames fewer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Conv3dKernel:
-    """``F.conv3d`` on the channels-last view."""
+class Conv3dKernel(CausalKernel):
+    """Calls the library's convolution in three dimensions on a channels-last view."""
 
     weight: Float[Tensor, "out_channels in_channels kernel_time kernel_rows kernel_columns"]
     bias: Float[Tensor, " out_channels"]
     stride: int = 1
 
+    @override
     def __call__(
         self, padded: Float[Tensor, "padded_time height width in_channels"], width_padding: int, /
     ) -> Float[Tensor, "time height out_width out_channels"]:
-        """See :class:`CausalKernel`."""
         rows = self.weight.shape[3] // 2
         output = F.conv3d(
             padded.permute(3, 0, 1, 2).unsqueeze(0),
@@ -137,17 +141,17 @@ class Conv3dKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class StackedKernel:
-    """One channels-last ``F.conv2d`` per output frame over three frames stacked as channels."""
+class StackedKernel(CausalKernel):
+    """Calls one convolution in two dimensions per frame, over three frames stacked as channels."""
 
     weight: Float[Tensor, "out_channels stacked_channels 3 3"]
     bias: Float[Tensor, " out_channels"]
     conv2d: Conv2d
 
+    @override
     def __call__(
         self, padded: Float[Tensor, "padded_time height width in_channels"], width_padding: int, /
     ) -> Float[Tensor, "time height out_width out_channels"]:
-        """See :class:`CausalKernel`."""
         frames = padded.unbind(0)
         padding = (1, width_padding)
         outputs: list[Tensor] = []
@@ -159,20 +163,20 @@ class StackedKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class StackedLinearKernel:
-    """A (3, 1, 1) convolution as one linear over three frames stacked as channels."""
+class StackedLinearKernel(CausalKernel):
+    """Computes a (3, 1, 1) convolution as one matrix product over three frames stacked."""
 
     weight: Float[Tensor, "out_channels stacked_channels"]
     bias: Float[Tensor, " out_channels"]
     stride: int
 
+    @override
     def __call__(
         self,
         padded: Float[Tensor, "padded_time height width in_channels"],
         _width_padding: int,
         /,
     ) -> Float[Tensor, "time height out_width out_channels"]:
-        """See :class:`CausalKernel`."""
         last = padded.shape[0] - HISTORY_FRAMES
         stacked = torch.cat([padded[k : last + k : self.stride] for k in range(KERNEL)], dim=-1)
         return F.linear(stacked, self.weight, self.bias)
@@ -187,8 +191,8 @@ class CausalConv3d(Preparable):
         self.bias = nn.Parameter(torch.empty(out_channels))
         self._kernel: CausalKernel | None = None
 
+    @override
     def prepare(self, path: ConvPath, /) -> None:
-        """Arrange weights; see :class:`Preparable`."""
         if path is ConvPath.STACKED:
             self.weight, memory = _time_before_channels(self.weight)
             weight = memory.flatten(3).permute(0, 3, 1, 2)
@@ -206,7 +210,7 @@ class CausalConv3d(Preparable):
         Float[Tensor, "time height width out_channels"],
         Float[Tensor, "2 height width in_channels"],
     ]:
-        """Convolve new frames; ``None`` as history is two frames of zeros.
+        """Convolve new frames. A history of ``None`` stands for two frames of zeros.
 
         Returns:
             The output and the last two input frames, before any halo.
@@ -218,7 +222,7 @@ class CausalConv3d(Preparable):
 
 
 class TemporalConv(Preparable):
-    """A (3, 1, 1) convolution over frames that already have their history in front."""
+    """A (3, 1, 1) convolution over frames that follow their history."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
         super().__init__()
@@ -227,8 +231,8 @@ class TemporalConv(Preparable):
         self.stride = stride
         self._kernel: CausalKernel | None = None
 
+    @override
     def prepare(self, path: ConvPath, /) -> None:
-        """Arrange weights; see :class:`Preparable`."""
         if path is ConvPath.STACKED:
             self.weight, memory = _time_before_channels(self.weight)
             self._kernel = StackedLinearKernel(memory.flatten(1), self.bias.detach(), self.stride)
@@ -238,7 +242,7 @@ class TemporalConv(Preparable):
     def forward(
         self, padded: Float[Tensor, "padded_time height width in_channels"]
     ) -> Float[Tensor, "time height width out_channels"]:
-        """Convolve over time."""
+        """Convolve over time only."""
         assert self._kernel is not None, "prepare() comes before the first call"
         return self._kernel(padded, 0)
 
@@ -258,7 +262,7 @@ class PointwiseConv(nn.Module):
     def forward(
         self, x: Float[Tensor, "time height width in_channels"]
     ) -> Float[Tensor, "time height width out_channels"]:
-        """Mix channels."""
+        """Mix the channels of each pixel."""
         return F.linear(x, self.weight.flatten(1), self.bias)
 
 
@@ -271,8 +275,8 @@ class SpatialConv(Preparable):
         self.bias = nn.Parameter(torch.empty(out_channels))
         self._conv2d: Conv2d | None = None
 
+    @override
     def prepare(self, _path: ConvPath, /) -> None:
-        """Arrange weights; see :class:`Preparable`."""
         self.weight = _frozen(_channels_innermost(self.weight))
         self._conv2d = _choose_conv2d(self.weight)
 
@@ -343,7 +347,7 @@ def _time_before_channels(
     nn.Parameter,
     Float[Tensor, "out_channels kernel_rows kernel_columns kernel_time in_channels"],
 ]:
-    """Reorder a weight's memory.
+    """Reorder the memory of a weight to rows, columns, time, channels.
 
     Returns:
         A parameter of the old shape and the reordered tensor. Both are views of one memory: there

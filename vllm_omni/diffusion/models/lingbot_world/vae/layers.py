@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
     HISTORY_FRAMES,
@@ -37,15 +38,16 @@ class ChannelNorm(Preparable):
         self.gamma = nn.Parameter(torch.empty(channels, *(1,) * axes))
         self._scale: Tensor | None = None
 
+    @override
     def prepare(self, _path: ConvPath, /) -> None:
-        """Fold the constant factor into ``gamma``."""
+        """Multiply ``gamma`` by the constant factor."""
         gamma = self.gamma.detach().flatten().float()
         self._scale = gamma * gamma.numel() ** 0.5
 
     def forward(
         self, x: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """Normalise; the result is new memory."""
+        """Normalise into new memory."""
         assert self._scale is not None, "prepare() comes before the first call"
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         inverse = norm.clamp_min_(SMALLEST_NORM).reciprocal_()
@@ -73,7 +75,7 @@ class ResidualBlock(nn.Module):
         history: ResidualHistory,
         columns: Columns,
     ) -> tuple[Float[Tensor, "time height width out_channels"], ResidualHistory]:
-        """Return ``shortcut(x) + conv2(silu(norm2(conv1(silu(norm1(x))))))``."""
+        """Compute ``shortcut(x) + conv2(silu(norm2(conv1(silu(norm1(x))))))`` for new frames."""
         y = F.silu(self.norm1(x), inplace=True)
         y, conv1 = self.conv1(y, history.conv1, columns)
         y = F.silu(self.norm2(y), inplace=True)
@@ -93,7 +95,7 @@ class FrameAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """Attend within each whole frame."""
+        """Attend within each frame, which must be whole."""
         # [time, pixels, 3 * channels] -> three contiguous [time, 1, pixels, channels]: strided
         # operands make the attention kernel sum in another order.
         qkv = self.to_qkv(self.norm(x)).flatten(1, 2).unsqueeze(1)
@@ -118,7 +120,7 @@ class MiddleBlock(nn.Module):
     ) -> tuple[
         Float[Tensor, "time height width channels"], tuple[ResidualHistory, ResidualHistory]
     ]:
-        """Run the three in turn; the attention sees the full width."""
+        """Run the three blocks in turn; the attention works on whole frames."""
         x, first = self.resnets[0](x, history[0], columns)
         x = columns.own(self.attentions[0](columns.gather(x)))
         x, second = self.resnets[1](x, history[1], columns)
@@ -141,7 +143,7 @@ class Downsampler(nn.Module):
         Float[Tensor, "out_time half_height half_width channels"],
         Float[Tensor, "1 half_height half_width channels"] | None,
     ]:
-        """Downsample; a session's first call passes its one frame on without halving time."""
+        """Downsample. The first call of a session does not halve the time of its one frame."""
         x = self.resample["1"](F.pad(x, (0, 0, 0, 1, 0, 1)), padding=(0, 0), stride=2)
         if self.time_conv is None:
             return x, None
@@ -168,7 +170,7 @@ class Upsampler(nn.Module):
         Float[Tensor, "out_time double_height double_width out_channels"],
         Float[Tensor, "2 height width channels"] | None,
     ]:
-        """Upsample; a session's first call passes its one frame on without doubling time."""
+        """Upsample. The first call of a session does not double its one frame."""
         kept = None
         if self.time_conv is not None and history is None:
             # The frame that passed through leaves no trace: the next call looks back on zeros.
@@ -184,7 +186,7 @@ class Upsampler(nn.Module):
 def _interleave(
     x: Float[Tensor, "time height width double_channels"],
 ) -> Float[Tensor, "double_time height width channels"]:
-    """Make two frames of each: its first half of channels, then its second."""
+    """Make two frames of each one, of the first and of the second half of its channels."""
     return torch.stack(x.chunk(2, dim=-1), dim=1).flatten(0, 1)
 
 
@@ -203,7 +205,7 @@ def run_residuals(
     history: LevelHistory,
     columns: Columns,
 ) -> tuple[Float[Tensor, "time height width out_channels"], tuple[ResidualHistory, ...]]:
-    """Run the residual blocks of one level in turn."""
+    """Run the residual blocks of one resolution in turn."""
     kept: list[ResidualHistory] = []
     for block, block_history in zip(blocks, history.residuals, strict=True):
         x, block_kept = block(x, block_history, columns)

@@ -16,22 +16,24 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float, Shaped
 from torch import Tensor
+from typing_extensions import override
 
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
+from vllm_omni.diffusion.models.lingbot_world.vae.convolution import Columns
 
 
 @runtime_checkable
 class HaloExchange(Protocol):
-    """What the shard needs of the ranks beside it. Every rank makes the same calls in order."""
+    """The exchanges of a rank with those beside it. Every rank makes the same calls in order."""
 
     @property
     def rank(self) -> int:
-        """Place of this rank, from the left."""
+        """Place of this rank, counted from the left."""
         ...
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks that share a frame."""
         ...
 
     def swap(
@@ -42,7 +44,7 @@ class HaloExchange(Protocol):
         Float[Tensor, "time height 1 channels"] | None,
         Float[Tensor, "time height 1 channels"] | None,
     ]:
-        """Give the neighbours this rank's border columns.
+        """Give this rank's border columns to its neighbours and get theirs.
 
         Returns:
             The left neighbour's right border and the right neighbour's left border; ``None``
@@ -51,26 +53,27 @@ class HaloExchange(Protocol):
         ...
 
     def gather(self, slab: Shaped[Tensor, "..."]) -> Shaped[Tensor, "size ..."]:
-        """The slabs of all ranks, in order, on every rank."""
+        """Collect the slabs of all ranks, in order, on every rank."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class GroupExchange:
-    """A :class:`HaloExchange` over a process group: point to point, and one all-gather."""
+class GroupExchange(HaloExchange):
+    """Exchanges over a process group, point to point and by one all-gather."""
 
     group: RankGroup
 
     @property
+    @override
     def rank(self) -> int:
-        """Place of this rank, from the left."""
         return self.group.rank
 
     @property
+    @override
     def size(self) -> int:
-        """Number of ranks."""
         return self.group.size
 
+    @override
     def swap(
         self,
         left: Float[Tensor, "time height 1 channels"],
@@ -79,7 +82,7 @@ class GroupExchange:
         Float[Tensor, "time height 1 channels"] | None,
         Float[Tensor, "time height 1 channels"] | None,
     ]:
-        """See :class:`HaloExchange`. All four messages travel in one batch."""
+        """Send and receive all four messages in one batch."""
         from_left = torch.empty_like(left) if self.rank > 0 else None
         from_right = torch.empty_like(right) if self.rank < self.size - 1 else None
         operations: list[dist.P2POp] = []
@@ -95,8 +98,8 @@ class GroupExchange:
                 work.wait()
         return from_left, from_right
 
+    @override
     def gather(self, slab: Shaped[Tensor, "..."]) -> Shaped[Tensor, "size ..."]:
-        """See :class:`HaloExchange`."""
         if self.size == 1:
             return slab[None]
         received = slab.new_empty(self.size, *slab.shape)
@@ -110,32 +113,33 @@ class GroupExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnShard:
-    """This rank's columns, in the terms of :class:`.convolution.Columns`.
+class ColumnShard(Columns):
+    """The columns of this rank, at every resolution of the decoder.
 
-    Works at every resolution of the decoder: the width of what it is given says which one.
+    The width of a tensor tells its resolution.
 
     Attributes:
-        latent_width: latent columns of the whole frame.
+        latent_width: number of latent columns of the whole frame.
     """
 
     exchange: HaloExchange
     latent_width: int
 
     @property
+    @override
     def width_padding(self) -> int:
-        """None: the neighbours' columns stand where zeros would."""
-        return 0
+        return 0  # the columns of the neighbours stand where the zeros would
 
     @property
     def slab_latent_width(self) -> int:
-        """Latent columns of one rank, those beyond the frame included."""
+        """Number of latent columns of one rank, with those beyond the frame."""
         return -(-self.latent_width // self.exchange.size)
 
+    @override
     def own(
         self, full: Float[Tensor, "time height full_width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """This rank's columns of a whole frame; zeros beyond it."""
+        """Fill columns beyond the frame with zeros."""
         slab_width = self.slab_latent_width * (full.shape[2] // self.latent_width)
         first = self.exchange.rank * slab_width
         slab = full.new_zeros(*full.shape[:2], slab_width, full.shape[3])
@@ -143,10 +147,10 @@ class ColumnShard:
         slab[:, :, : mine.shape[2]] = mine
         return slab
 
+    @override
     def halo(
         self, slab: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height wider channels"]:
-        """The slab with one column of each neighbour; zeros outside the frame."""
         time, height, width, channels = slab.shape
         inside = self._columns_inside(width)
         wider = slab.new_zeros(time, height, width + 2, channels)
@@ -160,16 +164,17 @@ class ColumnShard:
             wider[:, :, -1:] = right
         return wider
 
+    @override
     def gather(
         self, slab: Shaped[Tensor, "time height width channels"]
     ) -> Shaped[Tensor, "time height full_width channels"]:
-        """The whole frame, cut to its true width."""
+        """Cut the whole frame to its true width."""
         scale = slab.shape[2] // self.slab_latent_width
         slabs = self.exchange.gather(slab)
         full = slabs.permute(1, 2, 0, 3, 4).flatten(2, 3)
         return full[:, :, : self.latent_width * scale].contiguous()
 
     def _columns_inside(self, slab_width: int) -> int:
-        """How many of this rank's columns lie inside the frame."""
+        """Count the columns of this rank that lie inside the frame."""
         frame_width = self.latent_width * (slab_width // self.slab_latent_width)
         return min(slab_width, max(0, frame_width - self.exchange.rank * slab_width))

@@ -19,25 +19,25 @@ Frames = Float[Tensor, "_ _ _ _"]
 
 @dataclass(frozen=True, slots=True)
 class ResidualHistory:
-    """Of a residual block's two causal convolutions."""
+    """Histories of the two causal convolutions of a residual block."""
 
     conv1: Frames | None = None
     conv2: Frames | None = None
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor held."""
+        """Yield every tensor of this history."""
         yield from _present(self.conv1, self.conv2)
 
 
 @dataclass(frozen=True, slots=True)
 class LevelHistory:
-    """Of one resolution: its residual blocks and its temporal resampler, if it has one."""
+    """Histories of one resolution: its residual blocks and its temporal resampler, if any."""
 
     residuals: tuple[ResidualHistory, ...]
     resampler: Frames | None = None
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor held."""
+        """Yield every tensor of this history."""
         for residual in self.residuals:
             yield from residual.tensors()
         yield from _present(self.resampler)
@@ -45,7 +45,7 @@ class LevelHistory:
 
 @dataclass(frozen=True, slots=True)
 class CoderHistory:
-    """Of a whole encoder or decoder."""
+    """Histories of all convolutions of an encoder or a decoder."""
 
     middle: tuple[ResidualHistory, ResidualHistory]
     levels: tuple[LevelHistory, ...]
@@ -54,14 +54,14 @@ class CoderHistory:
 
     @classmethod
     def fresh(cls, residuals_per_level: int, levels: int) -> "CoderHistory":
-        """History of a session that has not begun."""
+        """Make the history of a session that has not begun."""
         blocks = (ResidualHistory(),) * residuals_per_level
         return cls(
             middle=(ResidualHistory(), ResidualHistory()), levels=(LevelHistory(blocks),) * levels
         )
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor held, in a fixed order."""
+        """Yield every tensor of the history, in a fixed order."""
         yield from _present(self.conv_in, self.conv_out)
         for residual in self.middle:
             yield from residual.tensors()
@@ -71,47 +71,47 @@ class CoderHistory:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """How far a stream has come.
+    """The state of one streaming encode or decode.
 
     Attributes:
-        latent_frames: latent frames coded so far.
-        history: ``None`` before the first.
+        latent_frames: number of latent frames coded so far.
+        history: last input frames of all convolutions; ``None`` before the first frame.
     """
 
     latent_frames: int = 0
     history: CoderHistory | None = None
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor held."""
+        """Yield every tensor of this history."""
         if self.history is not None:
             yield from self.history.tensors()
 
     def bytes(self) -> int:
-        """Bytes of all tensors held."""
+        """Count the bytes of all tensors of this state."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderState(StreamState):
-    """Of a streaming decode."""
+    """The state of one streaming decode."""
 
     @classmethod
     def fresh(cls) -> "DecoderState":
-        """State of a session that has not begun."""
+        """Make the state of a session that has not begun."""
         return cls()
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderState(StreamState):
-    """Of a streaming encode."""
+    """The state of one streaming encode."""
 
     @classmethod
     def fresh(cls) -> "EncoderState":
-        """State of a session that has not begun."""
+        """Make the state of a session that has not begun."""
         return cls()
 
     def same_history(self, other: "EncoderState") -> bool:
-        """Whether both would continue with the same bits."""
+        """Tell whether both states would go on with the same bits."""
         mine, theirs = list(self.tensors()), list(other.tensors())
         return len(mine) == len(theirs) and all(
             a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))

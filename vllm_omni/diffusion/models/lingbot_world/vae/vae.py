@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
-from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, TEMPORAL_FACTOR, VideoGeometry
+from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, TEMPORAL_FACTOR
 from vllm_omni.diffusion.models.lingbot_world.vae.coders import Decoder, Encoder
 from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS, VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
@@ -28,14 +28,14 @@ from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, Enc
 
 @dataclass(frozen=True, slots=True)
 class LatentStatistics:
-    """Mean and standard deviation of each latent channel, on the device that uses them."""
+    """Mean and standard deviation of each latent channel, on a device."""
 
     mean: Float[Tensor, " z"]
     std: Float[Tensor, " z"]
 
     @classmethod
     def of(cls, config: VaeConfig, dtype: torch.dtype, device: torch.device) -> "LatentStatistics":
-        """Those of a checkpoint."""
+        """Copy the statistics of a checkpoint to a device."""
         return cls(
             mean=torch.tensor(config.latents_mean, dtype=dtype, device=device),
             std=torch.tensor(config.latents_std, dtype=dtype, device=device),
@@ -60,17 +60,17 @@ class WanVAE(nn.Module):
         self.quant_conv = PointwiseConv(2 * config.z_dim, 2 * config.z_dim, axes=3)
         self.post_quant_conv = PointwiseConv(config.z_dim, config.z_dim, axes=3)
         self.decoder = Decoder(config)
-        self._encoded: LatentStatistics
-        self._decoded: LatentStatistics
+        self._encoder_statistics: LatentStatistics
+        self._decoder_statistics: LatentStatistics
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """dtype of the weights and activations."""
         return self.quant_conv.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of weights and activations."""
+        """Device of the weights and activations."""
         return self.quant_conv.weight.device
 
     def prepare(self) -> None:
@@ -79,25 +79,20 @@ class WanVAE(nn.Module):
         Needed once, after loading and after every later change of device, dtype or storage.
         """
         path = ConvPath.choose(self.conv_path, self.device)
-        self._encoded = LatentStatistics.of(self.config, self.dtype, self.device)
-        self._decoded = LatentStatistics.of(self.config, torch.float32, self.device)
+        self._encoder_statistics = LatentStatistics.of(self.config, self.dtype, self.device)
+        self._decoder_statistics = LatentStatistics.of(self.config, torch.float32, self.device)
         # Parameters cannot become views of tensors made in inference mode.
         with torch.inference_mode(mode=False), torch.no_grad():
             for module in self.modules():
                 if isinstance(module, Preparable):
                     module.prepare(path)
 
-    def state_bytes(self, geometry: VideoGeometry) -> int:
-        """Bytes of a session's encoder and decoder histories at a size, in this dtype."""
-        height, width = geometry.height, geometry.width
-        return self.encoder_state_bytes(height, width) + self.decoder_state_bytes(height, width)
-
     def encoder_state_bytes(self, height: int, width: int) -> int:
-        """Bytes of an encoder's history for frames of this many pixels."""
+        """Count the bytes of an encoder's history for frames of this many pixels."""
         return _encoder_bytes(self.config, self.dtype, height, width)
 
     def decoder_state_bytes(self, height: int, width: int) -> int:
-        """Bytes of a decoder's history for frames, or a rank's columns, of this many pixels."""
+        """Count the bytes of a decoder's history for frames, or a rank's columns, of this size."""
         return _decoder_bytes(self.config, self.dtype, height, width)
 
     def encode(
@@ -105,18 +100,18 @@ class WanVAE(nn.Module):
         pixels: Float[Tensor, "3 pixel_frames height width"],
         state: EncoderState,
     ) -> tuple[Float[Tensor, "z latent_frames latent_height latent_width"], EncoderState]:
-        """Normalised posterior mean of the next pixel frames of a session.
+        """Compute the normalised posterior mean of the next pixel frames of a session.
 
         Args:
-            pixels: in [-1, 1], sides multiples of 8. A session's first call takes 1 + 4k
-                frames, a later one 4k.
+            pixels: values in [-1, 1]; height and width are multiples of 8. The first call of a
+                session takes 1 + 4k frames, later ones take 4k.
 
         Raises:
             ValueError: for another number of frames or another size.
         """
         moments, state = self.encode_moments(pixels, state)
-        latents = self._encoded
-        normalised = (moments[..., : self.config.z_dim] - latents.mean) / latents.std
+        statistics = self._encoder_statistics
+        normalised = (moments[..., : self.config.z_dim] - statistics.mean) / statistics.std
         return normalised.permute(3, 0, 1, 2).contiguous(), state
 
     def encode_moments(
@@ -124,7 +119,7 @@ class WanVAE(nn.Module):
         pixels: Float[Tensor, "3 pixel_frames height width"],
         state: EncoderState,
     ) -> tuple[Float[Tensor, "latent_frames latent_height latent_width moments"], EncoderState]:
-        """Posterior means, then log-variances, of the next pixel frames; see :meth:`encode`."""
+        """Compute posterior means, then log-variances, of the frames that :meth:`encode` takes."""
         spans = list(_latent_frame_spans(pixels.shape[1], started=state.latent_frames > 0))
         _check_sides(pixels.shape[2], pixels.shape[3])
         history = state.history or self.encoder.fresh()
@@ -141,17 +136,19 @@ class WanVAE(nn.Module):
         state: DecoderState,
         columns: Columns = WHOLE_FRAME,
     ) -> tuple[Float[Tensor, "3 pixel_frames height width"], DecoderState]:
-        """Pixels in [-1, 1] of the next latent frames of a session.
+        """Compute the pixels in [-1, 1] of the next latent frames of a session.
 
         Args:
-            latents: model space. The first of a session makes one pixel frame, others four.
-            columns: which columns of the frame to decode; all by default.
+            latents: normalised latents. The first frame of a session makes one pixel frame, each
+                later one makes four.
+            columns: the columns of the frame to decode; all by default.
 
         Returns:
             Pixels in the VAE's dtype, laid out ``[pixel_frames, height, width, 3]`` in memory,
             and the new state.
         """
-        scaled = latents.permute(1, 2, 3, 0) * self._decoded.std + self._decoded.mean
+        statistics = self._decoder_statistics
+        scaled = latents.permute(1, 2, 3, 0) * statistics.std + statistics.mean
         scaled = columns.own(scaled.to(self.dtype).contiguous())
         latent_frames, latent_height, latent_width, _ = scaled.shape
         missing = TEMPORAL_FACTOR - 1 if state.latent_frames == 0 else 0
