@@ -14,7 +14,7 @@ from benchmarks.lingbot_world.roofline_counts import VARIANTS, chunk_exchange, r
 from tests.helpers.distributed import run_ranks
 from tests.helpers.rollouts import NUM_CHUNKS, RankRollout, roll
 from tests.helpers.tiny import tiny_checkpoint_dir, tiny_config
-from tests.helpers.watched_rollouts import WATCHED_CHUNKS, ShapeGuard, roll_watched
+from tests.helpers.watched_rollouts import WATCHED_CHUNKS, Collectives, ShapeGuard, roll_watched
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import VideoGeometry
@@ -90,12 +90,17 @@ def largest_difference(one: RankRollout, other: RankRollout) -> float:
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
+@functools.cache
+def watched(ranks: int) -> list[Collectives]:
+    """Two chunks of latents on every rank, with their collectives."""
+    parallel = DiffusionParallelConfig(ulysses_degree=ranks)
+    config = tiny_config("mp", parallel=parallel)
+    return run_ranks(roll_watched, config, OutputKind.LATENT, parallel=parallel)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_collectives_and_their_bytes_are_the_formula(ranks):
-    parallel = DiffusionParallelConfig(ulysses_degree=ranks)
-    made = run_ranks(
-        roll_watched, tiny_config("mp", parallel=parallel), OutputKind.LATENT, parallel=parallel
-    )
+    made = watched(ranks)
     model = replace(
         read_model(
             tiny_checkpoint_dir() / "transformer" / "config.json",
@@ -106,29 +111,26 @@ def test_collectives_and_their_bytes_are_the_formula(ranks):
     formula = chunk_exchange(model, ranks, TRIMMED)
     layers = model.layers
     assert formula.calls == 4 * (2 * layers + 1) + 2 * layers - 1
-    for watched in made:
-        exchanged = watched.sent["all_to_all_single"]
-        gathered = watched.sent["gather"]
+    for rank in made:
+        exchanged = rank.sent["all_to_all_single"]
+        gathered = rank.sent["gather"]
         assert len(exchanged) + len(gathered) == WATCHED_CHUNKS * formula.calls
         assert sum(exchanged) == WATCHED_CHUNKS * (formula.qkv_bytes + formula.out_bytes)
         assert sum(gathered) == WATCHED_CHUNKS * formula.head_bytes
-        traffic = watched.rollout.traffic
+        traffic = rank.rollout.traffic
         assert traffic.total.calls == WATCHED_CHUNKS * formula.calls
         assert traffic.heads.sent_bytes == WATCHED_CHUNKS * formula.qkv_bytes
         assert traffic.tokens.sent_bytes == WATCHED_CHUNKS * formula.out_bytes
         assert traffic.gather.sent_bytes == WATCHED_CHUNKS * formula.head_bytes
         # Agreement: once to open and once per chunk, four bytes each. Nothing else is exchanged.
-        assert watched.sent["all_reduce"] == [4] * (1 + WATCHED_CHUNKS)
-        assert "batch_isend_irecv" not in watched.sent
+        assert rank.sent["all_reduce"] == [4] * (1 + WATCHED_CHUNKS)
+        assert "batch_isend_irecv" not in rank.sent
 
 
 def test_no_tensor_holds_modulation_per_token():
-    parallel = DiffusionParallelConfig(ulysses_degree=2)
-    watched = run_ranks(
-        roll_watched, tiny_config("mp", parallel=parallel), OutputKind.LATENT, parallel=parallel
-    )[0]
-    assert watched.guarded > 1000
-    assert watched.modulation_shapes == []
+    root = watched(2)[0]
+    assert root.guarded > 1000
+    assert root.modulation_shapes == []
 
 
 def test_the_guard_finds_modulation_per_token():
