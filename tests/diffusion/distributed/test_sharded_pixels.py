@@ -1,5 +1,6 @@
 """Pixels of several ranks, through the whole pipeline: shares of the decode, modes, failures."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -33,18 +34,34 @@ def on_ranks(function, parallel: DiffusionParallelConfig, size: VideoGeometry, *
     return run_ranks(function, config, *arguments, parallel=parallel)
 
 
-def roll_in_modes(state: ParallelState, config, output: OutputKind) -> dict[str, RankRollout]:
-    return {
-        mode.value: roll(state, replace(config, pixel_output_mode=mode.value), output, CHUNKS)
+def roll_in_modes(state: ParallelState, config) -> tuple[dict[str, RankRollout], RankRollout]:
+    """Bytes in every mode, and floats in the chosen one."""
+    modes = {
+        mode.value: roll(
+            state, replace(config, pixel_output_mode=mode.value), OutputKind.UINT8, CHUNKS
+        )
         for mode in PixelMode
     }
+    return modes, roll(state, config, OutputKind.FLOAT, CHUNKS)
+
+
+@functools.cache
+def in_modes(parallel: DiffusionParallelConfig, size: VideoGeometry) -> list:
+    """What each rank made."""
+    return on_ranks(roll_in_modes, parallel, size)
+
+
+@functools.cache
+def alone(size: VideoGeometry, output: OutputKind) -> RankRollout:
+    """The rollout of one rank."""
+    return roll(ParallelState(), tiny_config(geometry=size), output, CHUNKS)
 
 
 @pytest.mark.parametrize(("parallel", "size"), [(TWO, EVEN), (FOUR, EVEN), (FOUR, ODD)])
 def test_modes_agree_chunk_after_chunk(parallel, size):
     """Bitwise between modes; against one rank bitwise for even shares, else one level apart."""
-    expected = roll(ParallelState(), tiny_config(geometry=size), OutputKind.UINT8, CHUNKS)
-    made = on_ranks(roll_in_modes, parallel, size, OutputKind.UINT8)
+    expected = alone(size, OutputKind.UINT8)
+    made = [modes for modes, _ in in_modes(parallel, size)]
     assert [len(chunk) for chunk in expected.outputs] == [9, 12, 12, 12]
     native = made[0]["native"].outputs
     for mode, rollout in made[0].items():
@@ -61,16 +78,16 @@ def test_modes_agree_chunk_after_chunk(parallel, size):
 )
 def test_float_pixels(parallel, size, tolerance):
     """Bitwise for even shares; odd shares change the width that kernels see: 2e-6."""
-    expected = roll(ParallelState(), tiny_config(geometry=size), OutputKind.FLOAT, CHUNKS)
-    made = on_ranks(roll, parallel, size, OutputKind.FLOAT, CHUNKS)
-    for chunk, single in zip(made[0].outputs, expected.outputs, strict=True):
+    expected = alone(size, OutputKind.FLOAT)
+    _, made = in_modes(parallel, size)[0]
+    for chunk, single in zip(made.outputs, expected.outputs, strict=True):
         torch.testing.assert_close(chunk, single, rtol=0, atol=tolerance)
 
 
 def test_whole_frames_on_the_root_alone_when_sharding_is_off():
     # Bitwise: nothing of the decode is exchanged.
     config = replace(tiny_config("mp", parallel=TWO, geometry=ODD), vae_spatial_sharding=False)
-    expected = roll(ParallelState(), tiny_config(geometry=ODD), OutputKind.UINT8, CHUNKS)
+    expected = alone(ODD, OutputKind.UINT8)
     made = run_ranks(roll_watched, config, OutputKind.UINT8, parallel=TWO)
     for chunk, single in zip(made[0].rollout.outputs, expected.outputs, strict=False):
         assert torch.equal(chunk, single)
@@ -111,10 +128,12 @@ def test_only_the_roots_group_decodes():
     assert made[0][1] + made[2][1] == whole[1]
 
 
+def watched_with_and_without_pixels(state: ParallelState, config) -> list:
+    return [roll_watched(state, config, kind) for kind in (OutputKind.UINT8, OutputKind.LATENT)]
+
+
 def test_exchanges_of_the_decode_are_counted_apart():
-    made = on_ranks(roll_watched, TWO, EVEN, OutputKind.UINT8)
-    latents = on_ranks(roll_watched, TWO, EVEN, OutputKind.LATENT)
-    for with_pixels, without in zip(made, latents, strict=True):
+    for with_pixels, without in on_ranks(watched_with_and_without_pixels, TWO, EVEN):
         assert with_pixels.rollout.traffic.total.calls == without.rollout.traffic.total.calls
         assert with_pixels.sent["all_to_all_single"] == without.sent["all_to_all_single"]
         assert with_pixels.sent["all_reduce"] == without.sent["all_reduce"]
