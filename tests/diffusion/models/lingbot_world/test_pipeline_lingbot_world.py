@@ -28,7 +28,12 @@ from vllm_omni.diffusion.models.lingbot_world.attention import TextKV
 from vllm_omni.diffusion.models.lingbot_world.blocks import CameraModulation
 from vllm_omni.diffusion.models.lingbot_world.vae.state import CoderHistory
 from vllm_omni.diffusion.worker.worker import Worker
-from vllm_omni.errors import CheckpointError, InvalidRequestError, SessionClosedError
+from vllm_omni.errors import (
+    CheckpointError,
+    InternalError,
+    InvalidRequestError,
+    SessionClosedError,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -194,7 +199,7 @@ def test_a_prompt_changes_from_its_chunk_on(worker):
 
 def test_a_plan_out_of_order_ends_the_session(worker):
     worker.open_session("live", live_request(3))
-    with pytest.raises(InvalidRequestError, match="stands before chunk 0, got chunk 1"):
+    with pytest.raises(InternalError, match="stands before chunk 0, got chunk 1"):
         worker.run_chunk(still(1), lambda _: None)
     with pytest.raises(SessionClosedError):
         worker.run_chunk(still(0), lambda _: None)
