@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from playwright.sync_api import Page, sync_playwright
 
-from tests.web.browser import CHROMIUM, DESKTOP, FLAGS
+from tests.web.browser import CHROMIUM, FLAGS
 from tests.web.fake_server import FakeServer, Script
 
 FPS = 16
@@ -134,7 +134,9 @@ def main() -> None:
     parser.add_argument("--lead", type=int, action="append", help="milliseconds")
     parser.add_argument("--script", choices=SCRIPTS, action="append")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--window", default="1280x720", help="without a GPU, large ones cost time")
     options = parser.parse_args()
+    width, height = map(int, options.window.split("x"))
     server = FakeServer()
     server.start()
     with sync_playwright() as playwright:
@@ -144,7 +146,7 @@ def main() -> None:
         )
         for name, lead_ms, _ in cases:
             server.script = SCRIPTS[name]
-            page = browser.new_page(viewport=DESKTOP)
+            page = browser.new_page(viewport={"width": width, "height": height})
             page.add_init_script(SPY)
             page.goto(server.url)
             page.wait_for_timeout(500)

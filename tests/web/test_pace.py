@@ -76,8 +76,8 @@ def test_steady_server_never_stalls_and_the_buffer_is_no_more_than_the_lead(visi
     assert seen["stalls"] == []
     # From the second chunk on at the latest.
     assert seen["began"] <= max(chunk_s, 9 / 16 - lead_s + chunk_s) + 0.02
-    # Just before a chunk comes, there is the lead less a chunk, or what keeps it from stalling.
-    assert max(seen["left"][-20:]) <= max(0.12, lead_s - CHUNK_S) + 0.06
+    # Just before a chunk comes: the lead less half a chunk, or what keeps it from stalling.
+    assert max(seen["left"][-20:]) <= max(0.12, lead_s - CHUNK_S / 2) + 0.06
     # Nobody sees a slow or fast motion once that is so.
     assert max(abs(rate - 1) for rate in seen["rates"][-1500:]) < 0.04
 
@@ -105,7 +105,7 @@ def test_one_bad_chunk_is_no_rule(visit):
 
 def test_a_paused_stream_is_caught_up(visit):
     seen = simulate(visit, [0.3] * 10 + [6.0] + [0.3] * 90, lead_s=1.0)
-    assert max(seen["left"][-10:]) <= 0.35
+    assert max(seen["left"][-10:]) <= 0.7
 
 
 @pytest.mark.parametrize("lead_ms", [250, 1000])

@@ -42,7 +42,8 @@ export class Pace {
   rate(nowS, positionS) {
     const spare = this.#spare(nowS, positionS);
     if (spare === null) return 1;
-    const wanted = Math.max(MIN_SPARE_S, this.#leadS - this.#chunkS);
+    // The buffer goes up and down by a chunk: the lead is its middle.
+    const wanted = Math.max(MIN_SPARE_S, this.#leadS - this.#chunkS / 2);
     if (spare > wanted) return near(1 + Math.min(FASTEST - 1, (spare - wanted) / SPEED_UP_OVER_S));
     if (spare > MIN_SPARE_S) return 1;
     return near(1 + Math.max(SLOWEST - 1, (spare - MIN_SPARE_S) / SLOW_DOWN_OVER_S));
