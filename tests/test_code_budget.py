@@ -20,7 +20,7 @@ NPU_FILES = {
     "vllm_omni/platforms/npu.py",
     "vllm_omni/diffusion/attention/npu_fusion.py",
 }
-CATCH_SITES = {"vllm_omni/experimental/ar_diffusion/runner.py:_closing"}
+CATCH_SITES = {"vllm_omni/diffusion/worker/worker.py:_closing"}
 """``path:function`` of the handlers that catch everything and do not raise again. There may be
 two: the one that ends a session and the one that ends a process."""
 

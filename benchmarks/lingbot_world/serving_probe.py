@@ -29,11 +29,10 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, chunk_pixel_frames
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkResult, ChunkTimings, GroupCapacity
-from vllm_omni.diffusion.worker.commands import (
-    ChunkReady,
+from vllm_omni.diffusion.worker.process import (
     Done,
     OpenSession,
-    RunChunk,
+    SharedChunk,
     Stop,
     WorkerTask,
 )
@@ -145,15 +144,14 @@ def prebuilt_main(chunk_s: float, task: WorkerTask, pipe: Connection, pixels: Sh
     while not isinstance(command := pipe.recv(), Stop):
         if isinstance(command, OpenSession):
             frames = moving_frames(command.request.height, command.request.width)
-        if isinstance(command, RunChunk):
+        if isinstance(command, ChunkPlan):
             time.sleep(chunk_s)
-            data = frames[: chunk_pixel_frames(command.plan.chunk_index)]
+            data = frames[: chunk_pixel_frames(command.chunk_index)]
             ready_s = time.monotonic()
             pixels.write(data)
-            plan = command.plan
             pipe.send(
-                ChunkReady(plan.session_id, plan.chunk_index, data.dtype.str, data.shape, ready_s,
-                           ChunkTimings())
+                SharedChunk(command.session_id, command.chunk_index, data.dtype.str, data.shape,
+                            ready_s, ChunkTimings())
             )  # fmt: skip
             pipe.send(Done(ChunkTimings()))
         else:

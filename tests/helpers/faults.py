@@ -13,9 +13,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.diffusion.worker import process
-from vllm_omni.diffusion.worker.commands import Done, Refused, Stop, WorkerTask
+from vllm_omni.diffusion.worker.process import Done, Refused, Stop, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import (
     CheckpointError,
@@ -58,6 +59,11 @@ def disagreeing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -
     pipe.send(Done(ready))
     while not isinstance(pipe.recv(), Stop):
         pipe.send(Refused(reasons[task.rank]))
+
+
+def process_ids(group: WorkerGroup) -> tuple[int, ...]:
+    """Ids of the processes of a running group, by rank."""
+    return tuple(worker.process.pid for worker in group._workers if worker.process.pid is not None)
 
 
 def install_faults(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import pytest
 from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.worker import process
-from vllm_omni.diffusion.worker.commands import WorkerTask
+from vllm_omni.diffusion.worker.process import WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics

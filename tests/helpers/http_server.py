@@ -16,7 +16,7 @@ import uvicorn
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.diffusion.executor.base import Executor
+from vllm_omni.diffusion.executor import Executor
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.supervisor import WorkerSupervisor

@@ -45,17 +45,16 @@ def roll(
     size = {"height": config.geometry.height, "width": config.geometry.width}
     worker = Worker(config, local_rank=state.control.rank, parallel=state)
     worker.open_session("a", small_request(num_chunks=num_chunks, output=output, **size))
-    session = worker.runner._sessions["a"]
+    session = worker.sessions["a"]
     made = RankRollout()
     for index in range(num_chunks):
         plan = ChunkPlan("a", index, prompt=PROMPTS.get(index))
-        worker.accept(plan)
         worker.run_chunk(plan, lambda chunk: made.outputs.append(torch.from_numpy(chunk.data)))
     frames = num_chunks * LATENT_FRAMES_PER_CHUNK
     layers = range(worker.pool.spec.num_layers)
     made.window = [session.kv.chronological(layer, frames) for layer in layers]
     made.text = [(kv.key.clone(), kv.value.clone()) for kv in session.committed.text.kv]
-    made.traffic = worker.traffic
+    made.traffic = worker.pipeline.traffic
     worker.close_session("a")
     made.free_pages = worker.pool.pages.num_free
     worker.shutdown()

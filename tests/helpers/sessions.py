@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vllm_omni.diffusion.executor.base import Executor
+from vllm_omni.diffusion.executor import Executor
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,

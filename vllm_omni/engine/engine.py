@@ -83,7 +83,7 @@ class Engine(Scheduler):
             raise
 
     def _step(self) -> None:
-        """Carry out one task.
+        """Have the workers carry out the next task, if there is one.
 
         Raises:
             WorkerFailedError: if the worker group is lost.

@@ -32,7 +32,7 @@ REFUSALS = ("invalid_request", "server_full", OUT_OF_MEMORY, "unavailable")
 
 
 class EngineMetrics:
-    """What ``/metrics`` shows. All names have the prefix ``vllm_omni:``."""
+    """The figures of one engine that ``/metrics`` shows; all names begin with ``vllm_omni:``."""
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()

@@ -40,7 +40,7 @@ _LEGAL = {
 
 
 class EndReason(StrEnum):
-    """Why a session ended."""
+    """How the life of a session ended."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -128,34 +128,11 @@ class SessionOptions:
     live: bool = False
 
 
-class PlaybackClock:
-    """When a viewer needs the next chunk, at ``fps``, counted from the first delivery."""
-
-    def __init__(self, fps: float, opened_s: float) -> None:
-        self._fps = fps
-        self._start_s = opened_s
-        self._started = False
-
-    def first_chunk_made(self, now_s: float) -> None:
-        """Playback starts with the first chunk."""
-        if not self._started:
-            self._started, self._start_s = True, now_s
-
-    def postpone(self, seconds: float) -> None:
-        """Playback stood still for this long."""
-        self._start_s += seconds
-
-    def deadline_s(self, chunks_made: int) -> float:
-        """When chunk ``chunks_made`` must be there; the first one is always due at once."""
-        if chunks_made == 0 or not self._started:
-            return self._start_s
-        return self._start_s + pixel_frames_of(chunks_made) / self._fps
-
-
 class EngineSession:
-    """State of one session. Its scheduler alone reads and changes it.
+    """The state of one session, which its scheduler alone reads and changes.
 
     Attributes:
+        emit: hands an event to the client's side.
         began_s: arrival or latest reset.
         chunks_made: chunks since then.
         chunks_total: chunks since the arrival.
@@ -183,7 +160,6 @@ class EngineSession:
         self.interactions = InteractionBox(
             request.prompt, live_camera=isinstance(request.camera, LiveCamera), opened_s=now_s
         )
-        self.clock = PlaybackClock(request.fps, now_s)
         self.arrived_s = self.began_s = now_s
         self.chunks_made = self.chunks_total = 0
         self.undelivered = 0
@@ -191,8 +167,9 @@ class EngineSession:
         self.error: OmniError | None = None
         self.resets: list[Callable[[SessionRequest], SessionRequest]] = []
         self.last_chunk_s = self.resumed_s = now_s
+        self.emit = sink
+        self._playback_s = now_s
         self._resumed_late = False
-        self._sink = sink
         self._status = SessionStatus.WAITING
 
     @property
@@ -226,7 +203,7 @@ class EngineSession:
         return None if self.stop_cause is None else (EndReason.STOPPED, None)
 
     def move_to(self, status: SessionStatus) -> None:
-        """Change the status.
+        """Go on to another stage of the session's life.
 
         Raises:
             InternalError: if the change is not a legal one.
@@ -236,10 +213,6 @@ class EngineSession:
                 f"session {self.session_id} cannot go from {self._status} to {status}"
             )
         self._status = status
-
-    def emit(self, event: SessionEvent) -> None:
-        """Hand an event to the client's side."""
-        self._sink(event)
 
     def runnable_at_s(self) -> float | None:
         """Time from which the next chunk may be made; ``None`` while the client does not read."""
@@ -256,8 +229,10 @@ class EngineSession:
 
     @property
     def deadline_s(self) -> float:
-        """When the viewer needs the next chunk."""
-        return self.clock.deadline_s(self.chunks_made)
+        """When the viewer needs the next chunk; the first one is always due at once."""
+        if self.chunks_made == 0:
+            return self._playback_s
+        return self._playback_s + pixel_frames_of(self.chunks_made) / self.request.fps
 
     def keeps_waiting(self, ready_s: float) -> bool:
         """Whether somebody waited for the next chunk, ready now, that could have come in time."""
@@ -271,7 +246,8 @@ class EngineSession:
     def chunk_made(self, ready_s: float) -> None:
         """Count a chunk that goes to the client."""
         self._resumed_late = False
-        self.clock.first_chunk_made(ready_s)
+        if self.chunks_made == 0:
+            self._playback_s = ready_s
         self.last_chunk_s = ready_s
         self.chunks_made += 1
         self.chunks_total += 1
@@ -288,7 +264,7 @@ class EngineSession:
         if was_paused and not self.is_paused:
             self.resumed_s = now_s
             self._resumed_late = now_s >= self.deadline_s
-            self.clock.postpone(max(now_s - self.deadline_s, 0.0))
+            self._playback_s += max(now_s - self.deadline_s, 0.0)
 
     def add_reset(self, change: Callable[[SessionRequest], SessionRequest]) -> None:
         """Restart at the next chunk boundary, after the resets that wait already.
@@ -314,8 +290,7 @@ class EngineSession:
         """Begin again from chunk 0 with another request."""
         self.request = request
         self.chunks_made = 0
-        self.began_s = now_s
-        self.clock = PlaybackClock(request.fps, now_s)
+        self.began_s = self._playback_s = now_s
         self.interactions.restart(request.prompt)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vllm_omni.diffusion.executor.base import Executor
+from vllm_omni.diffusion.executor import Executor
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
@@ -52,7 +52,7 @@ class WorkerSupervisor:
 
     @property
     def executor(self) -> Executor:
-        """The running group.
+        """The executor of the worker group that runs now.
 
         Raises:
             WorkerFailedError: if there is none.

@@ -95,7 +95,7 @@ def decoder_states(state: ParallelState, config) -> tuple[bool, int, int]:
     worker = Worker(config, local_rank=state.control.rank, parallel=state)
     worker.open_session("a", small_request())
     worker.run_chunk(ChunkPlan("a", 0), lambda _: None)
-    decoder = worker.runner._sessions["a"].committed.decoder
+    decoder = worker.sessions["a"].committed.decoder
     held = 0 if decoder is None else decoder.bytes()
     return decoder is not None, held, worker.pipeline.model.output.decoder_bytes(EVEN)
 

@@ -14,7 +14,13 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.helpers.faults import disagreeing_main, faulty_main, refusing_main, telling_main
+from tests.helpers.faults import (
+    disagreeing_main,
+    faulty_main,
+    process_ids,
+    refusing_main,
+    telling_main,
+)
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
 from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
@@ -22,7 +28,7 @@ from vllm_omni.diffusion.executor import multiprocess
 from vllm_omni.diffusion.executor.multiprocess import ChunkLimit, MultiprocExecutor
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.messages import ChunkPlan
-from vllm_omni.diffusion.worker.commands import WorkerTask
+from vllm_omni.diffusion.worker.process import WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import (
     CheckpointError,
@@ -84,9 +90,11 @@ def test_a_killed_rank_is_named_and_a_new_group_is_right(two_ranks, rank):
     with pytest.raises(WorkerFailedError, match="not running"):
         two_ranks.close_session(session_id)
     two_ranks.shutdown()
-    two_ranks.start()
+    second = MultiprocExecutor(tiny_config("mp", parallel=TWO_RANKS), worker_main=faulty_main)
+    second.start()
     recovered_s = time.monotonic() - started_s
-    again = make_rollout(two_ranks, request)
+    again = make_rollout(second, request)
+    second.shutdown()
     print(f"dead rank found after {found_s:.2f} s, new group ready after {recovered_s:.2f} s")
     assert found_s < FOUND_WITHIN_S
     # Bitwise: a new generation is like the first.
@@ -135,9 +143,9 @@ def test_signals_do_not_end_a_worker():
     made = MultiprocExecutor(tiny_config("mp"))
     made.start()
     make_rollout(made, small_request(num_chunks=1))
-    for worker in made.group.process_ids:
-        os.kill(worker, signal.SIGTERM)
-        os.kill(worker, signal.SIGINT)
+    for pid in process_ids(made.group):
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
     make_rollout(made, small_request(num_chunks=1))
     made.shutdown()
 
@@ -146,7 +154,7 @@ def test_a_chunk_that_takes_too_long_ends_the_group():
     made = MultiprocExecutor(tiny_config("mp", chunk_timeout_s=5.0), worker_main=faulty_main)
     made.start()
     made.open_session("hang:0:0", small_request())
-    pids = made.group.process_ids
+    pids = process_ids(made.group)
     with pytest.raises(WorkerFailedError, match=r"chunk 0 of session hang:0:0 in time.*timeout"):
         make_chunks(made, "hang:0:0", range(1))
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -156,7 +164,7 @@ def test_a_chunk_that_takes_too_long_ends_the_group():
 def test_a_killed_rank_between_commands_is_found_by_the_next():
     made = MultiprocExecutor(tiny_config("mp"))
     made.start()
-    os.kill(made.group.process_ids[0], signal.SIGKILL)
+    os.kill(process_ids(made.group)[0], signal.SIGKILL)
     with pytest.raises(WorkerFailedError, match="exit code -9"):
         made.open_session("a", small_request())
     made.shutdown()
@@ -164,7 +172,7 @@ def test_a_killed_rank_between_commands_is_found_by_the_next():
 
 def test_a_look_finds_a_rank_that_was_killed_without_a_command(two_ranks):
     two_ranks.check_alive()
-    victim = two_ranks.group.process_ids[1]
+    victim = process_ids(two_ranks.group)[1]
     os.kill(victim, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(victim)], timeout=10)
     with pytest.raises(WorkerFailedError, match=r"rank 1 ended with exit code -9 \(SIGKILL\)"):
@@ -254,7 +262,7 @@ def test_a_shutdown_while_processes_are_launched_ends_the_start(monkeypatch):
             launching.set()
             assert go_on.wait(20)
             super().__init__(*arguments)
-            launched.extend(self.process_ids)
+            launched.extend(process_ids(self))
 
     monkeypatch.setattr(multiprocess, "WorkerGroup", SlowLaunch)
     made = MultiprocExecutor(tiny_config("mp"), worker_main=silent_main)
@@ -288,6 +296,7 @@ def test_a_shutdown_of_a_start_that_waits_for_the_model_is_prompt():
 
 ORPHANS = """
 import sys, time
+from tests.helpers.faults import process_ids
 from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
@@ -295,7 +304,7 @@ from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 if __name__ == "__main__":
     made = MultiprocExecutor(tiny_config("mp", parallel=DiffusionParallelConfig(ulysses_degree=2)))
     made.start()
-    print(made.group.rendezvous, *made.group.process_ids, flush=True)
+    print(made.group.rendezvous, *process_ids(made.group), flush=True)
     {ending}
 """
 PARENT = """

@@ -8,10 +8,11 @@ from multiprocessing.connection import Connection
 import psutil
 import pytest
 
+from tests.helpers.faults import process_ids
 from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
-from vllm_omni.diffusion.worker.commands import Done, ReportPeak, WorkerTask
+from vllm_omni.diffusion.worker.process import Done, ReportPeak, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import WorkerFailedError
 
@@ -54,7 +55,7 @@ def test_a_group_may_be_ended_under_a_conversation_at_any_moment(worker_main):
     before = None
     for attempt in range(30):
         group = WorkerGroup(tiny_config("mp", parallel=TWO_RANKS), worker_main)
-        pids = group.process_ids
+        pids = process_ids(group)
         with ThreadPoolExecutor() as pool:
             listening = pool.submit(listen, group)
             time.sleep(0.002 * (attempt % 10))

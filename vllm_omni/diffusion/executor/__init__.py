@@ -1,11 +1,56 @@
-"""Ways to run a worker group."""
+"""Ways to run a worker group: in this process, or in a process per rank."""
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.executor.base import Executor
+from vllm_omni.diffusion.messages import (
+    ChunkPlan,
+    ChunkResult,
+    ChunkTimings,
+    GroupCapacity,
+    SessionRequest,
+)
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """One generation of a worker group; runs the same command on every rank.
+
+    Calls block; one call at a time. Every call raises WorkerFailedError when the group is lost.
+    """
+
+    def start(self) -> GroupCapacity:
+        """Load the model on all ranks and say what they can hold."""
+        ...
+
+    def open_session(self, session_id: str, request: SessionRequest) -> None:
+        """Open a session on all ranks, or on none."""
+        ...
+
+    def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
+        """Make one chunk; ``deliver`` gets it before its KV commit, after which this returns."""
+        ...
+
+    def close_session(self, session_id: str) -> None:
+        """Free a session on all ranks; one that is not open is no error."""
+        ...
+
+    def check_alive(self) -> None:
+        """Look, without waiting, whether a rank has ended."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """Return the peak memory of the rank that used most, in bytes."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the group for good; a second call does nothing."""
+        ...
 
 
 def create_executor(config: OmniDiffusionConfig) -> Executor:
-    """The executor that the configuration names, not started. Loads torch only for ``inline``."""
+    """Make the executor that the configuration names, not started; only ``inline`` loads torch."""
     if config.executor == "inline":
         from vllm_omni.diffusion.executor.inline import InlineExecutor
 

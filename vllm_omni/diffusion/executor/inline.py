@@ -27,40 +27,9 @@ class InlineExecutor:
         self._config = config
         self._worker: Worker | None = None
 
-    def start(self) -> GroupCapacity:
-        """Set the deployment's environment in this process, then load the model."""
-        prepare_environment(self._config)
-        self._worker = Worker(self._config)
-        return self._worker.ready
-
-    def open_session(self, session_id: str, request: SessionRequest) -> None:
-        """Open a session."""
-        self.worker.open_session(session_id, request)
-
-    def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
-        """Make one chunk."""
-        return self.worker.run_chunk(plan, deliver)
-
-    def close_session(self, session_id: str) -> None:
-        """Free a session."""
-        self.worker.close_session(session_id)
-
-    def check_alive(self) -> None:
-        """The worker lives as long as this process."""
-
-    def peak_bytes(self) -> int:
-        """Peak memory of this process."""
-        return self.worker.peak_bytes()
-
-    def shutdown(self) -> None:
-        """Free the model."""
-        if self._worker is not None:
-            self._worker.shutdown()
-            self._worker = None
-
     @property
     def worker(self) -> Worker:
-        """The worker.
+        """The worker of this process, with its model loaded.
 
         Raises:
             WorkerFailedError: if it was not started or was shut down.
@@ -68,3 +37,34 @@ class InlineExecutor:
         if self._worker is None:
             raise WorkerFailedError("the inline worker is not running")
         return self._worker
+
+    def start(self) -> GroupCapacity:
+        """Set the deployment's environment in this process, then load the model."""
+        prepare_environment(self._config)
+        self._worker = Worker(self._config)
+        return self._worker.capacity
+
+    def open_session(self, session_id: str, request: SessionRequest) -> None:
+        """Open a session on the worker."""
+        self.worker.open_session(session_id, request)
+
+    def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
+        """Make one chunk; ``deliver`` gets it before its KV commit, after which this returns."""
+        return self.worker.run_chunk(plan, deliver)
+
+    def close_session(self, session_id: str) -> None:
+        """Free a session; one that is not open is no error."""
+        self.worker.close_session(session_id)
+
+    def check_alive(self) -> None:
+        """Do nothing: the worker lives as long as this process."""
+
+    def peak_bytes(self) -> int:
+        """Return the peak memory of this process's device, in bytes."""
+        return self.worker.peak_bytes()
+
+    def shutdown(self) -> None:
+        """Free the model; a second call does nothing."""
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
@@ -17,8 +18,7 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
 )
 from vllm_omni.diffusion.worker import process
-from vllm_omni.diffusion.worker.commands import (
-    ChunkReady,
+from vllm_omni.diffusion.worker.process import (
     CloseSession,
     Command,
     Done,
@@ -27,7 +27,7 @@ from vllm_omni.diffusion.worker.commands import (
     Reply,
     ReportPeak,
     ReportTraffic,
-    RunChunk,
+    SharedChunk,
 )
 from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger
@@ -41,11 +41,11 @@ SLOWEST_CHUNKS = 10
 
 
 class MultiprocExecutor:
-    """Worker processes behind pipes. Calls block; one call at a time, but for :meth:`shutdown`.
+    """One generation of worker processes behind pipes.
 
-    Every error inside a worker that leaves the group usable comes back as the class it had
-    there. After a :class:`WorkerFailedError` the group is gone: the only useful call is
-    :meth:`shutdown`, then :meth:`start` for a new generation or another executor.
+    Calls block; one call at a time, but for :meth:`shutdown`. Every error inside a worker that
+    leaves the group usable comes back as the class it had there. After a
+    :class:`WorkerFailedError` the processes are gone, and another executor has to be made.
 
     Args:
         worker_main: what a process runs.
@@ -63,7 +63,7 @@ class MultiprocExecutor:
 
     @property
     def group(self) -> WorkerGroup:
-        """The running processes.
+        """The worker processes that run now.
 
         Raises:
             WorkerFailedError: if they were not started, were shut down, or were lost.
@@ -75,36 +75,34 @@ class MultiprocExecutor:
 
     def start(self) -> GroupCapacity:
         """Start all ranks and wait until each has loaded the model."""
-        with self._changing:
-            if self._group is not None:
-                raise WorkerFailedError("the worker processes are already running")
-            self._is_shut_down = False
-        self._limit = ChunkLimit(self._config.chunk_timeout_s, self._config.stage_init_timeout_s)
         started_s = time.monotonic()
         group = self._launch()
         try:
-            ready = self._gather_ready(started_s + self._config.stage_init_timeout_s)
+            capacities = self._gather_capacities(started_s + self._config.stage_init_timeout_s)
         except BaseException as error:
             self._drop()
             # Rank 1 may have said no and ended while rank 0 was still loading.
             if isinstance(error, WorkerFailedError) and group.refusal is not None:
                 raise group.refusal from None
             raise
-        logger.info("%d worker processes ready in %.1f s", len(ready), time.monotonic() - started_s)
-        return min(ready, key=lambda rank: rank.num_pages)
+        logger.info(
+            "%d worker processes ready in %.1f s", len(capacities), time.monotonic() - started_s
+        )
+        return min(capacities, key=lambda rank: rank.num_pages)
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
         """Open a session on all ranks, or on none."""
-        self._call(OpenSession(session_id, request), f"opening session {session_id}")
+        self._command(OpenSession(session_id, request), f"opening session {session_id}")
 
     def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
-        """Make one chunk. ``deliver`` gets it before the KV commit; returns after the commit."""
+        """Make one chunk; ``deliver`` gets it before its KV commit, after which this returns."""
         doing = f"chunk {plan.chunk_index} of session {plan.session_id}"
         started_s = time.monotonic()
         deadline_s = started_s + self._limit.seconds
-        self._send(RunChunk(plan))
-        first = self._receive(ROOT, deadline_s, doing)
-        if isinstance(first, ChunkReady):
+        with self._conversation() as group:
+            group.send(plan)
+            first = group.receive(ROOT, deadline_s=deadline_s, doing=doing)
+        if isinstance(first, SharedChunk):
             try:
                 deliver(self._result(first))
             except BaseException:
@@ -119,29 +117,26 @@ class MultiprocExecutor:
 
     def close_session(self, session_id: str) -> None:
         """Free a session on all ranks; one that is not open is no error."""
-        self._call(CloseSession(session_id), f"closing session {session_id}")
+        self._command(CloseSession(session_id), f"closing session {session_id}")
 
     def check_alive(self) -> None:
         """Look, without waiting, whether a rank has ended."""
-        try:
-            self.group.check_alive()
-        except WorkerFailedError:
-            self._drop()
-            raise
+        with self._conversation() as group:
+            group.check_alive()
 
     def peak_bytes(self) -> int:
-        """Peak memory of the rank that used most."""
-        replies = self._call(ReportPeak(), "reporting its memory")
+        """Return the peak memory of the rank that used most, in bytes."""
+        replies = self._command(ReportPeak(), "reporting its memory")
         return max(reply.value for reply in replies if isinstance(reply.value, int))
 
     def traffic(self) -> ExchangeTraffic:
-        """What the root has exchanged with the ranks that share its tokens, since the start."""
-        root = self._call(ReportTraffic(), "reporting its exchanges")[ROOT].value
+        """Return what the root has exchanged with the ranks that share its tokens so far."""
+        root = self._command(ReportTraffic(), "reporting its exchanges")[ROOT].value
         assert isinstance(root, ExchangeTraffic), "a worker answers with what it counted"
         return root
 
     def shutdown(self) -> None:
-        """End the processes, from any thread; a second call does nothing.
+        """End the processes for good, from any thread; a second call does nothing.
 
         While they are being launched there is nothing to end: :meth:`start` does it then.
         """
@@ -158,35 +153,34 @@ class MultiprocExecutor:
         group.kill()
         raise WorkerFailedError("the worker processes were shut down while they were launched")
 
-    def _call(self, command: Command, doing: str) -> list[Done]:
-        self._send(command)
+    @contextmanager
+    def _conversation(self) -> Iterator[WorkerGroup]:
+        """Give the running group; one that raises, or whose wait is interrupted, is lost."""
+        group = self.group
+        try:
+            yield group
+        except BaseException:
+            self._drop()
+            raise
+
+    def _command(self, command: Command, doing: str) -> list[Done]:
+        """Have every rank carry out a command; returns their replies, in the order of ranks."""
+        with self._conversation() as group:
+            group.send(command)
         return self._gather(time.monotonic() + self._config.stage_init_timeout_s, doing)
 
-    def _send(self, command: Command) -> None:
-        try:
-            self.group.send(command)
-        except BaseException:
-            self._drop()
-            raise
-
-    def _receive(self, rank: int, deadline_s: float, doing: str) -> Reply:
-        try:
-            return self.group.receive(rank, deadline_s=deadline_s, doing=doing)
-        except BaseException:
-            # An interrupted wait loses the place in the conversation as surely as a lost rank.
-            self._drop()
-            raise
-
-    def _gather_ready(self, deadline_s: float) -> list[GroupCapacity]:
+    def _gather_capacities(self, deadline_s: float) -> list[GroupCapacity]:
         """What every rank says of itself, or the first refusal: its peers may wait for it."""
-        ready = []
+        capacities = []
         for rank in range(self.group.world_size):
-            match self._receive(rank, deadline_s, "its start"):
+            with self._conversation() as group:
+                reply = group.receive(rank, deadline_s=deadline_s, doing="its start")
+            match reply:
                 case Done(GroupCapacity() as found):
-                    ready.append(found)
+                    capacities.append(found)
                 case Refused() as refusal:
                     raise _shared_error([refusal])
-        return ready
+        return capacities
 
     def _gather(self, deadline_s: float, doing: str, first: Reply | None = None) -> list[Done]:
         """The last reply of every rank, in the order of ranks.
@@ -198,8 +192,11 @@ class MultiprocExecutor:
             OmniError: what the ranks refused with.
         """
         replies = [] if first is None else [first]
-        ranks = range(len(replies), self.group.world_size)
-        replies.extend(self._receive(rank, deadline_s, doing) for rank in ranks)
+        with self._conversation() as group:
+            replies += [
+                group.receive(rank, deadline_s=deadline_s, doing=doing)
+                for rank in range(len(replies), group.world_size)
+            ]
         refusals = [reply for reply in replies if isinstance(reply, Refused)]
         if not refusals:
             return [reply for reply in replies if isinstance(reply, Done)]
@@ -211,13 +208,13 @@ class MultiprocExecutor:
             self._drop()
         raise error
 
-    def _result(self, ready: ChunkReady) -> ChunkResult:
+    def _result(self, chunk: SharedChunk) -> ChunkResult:
         return ChunkResult(
-            session_id=ready.session_id,
-            chunk_index=ready.chunk_index,
-            data=self.group.read_pixels(ready.shape, ready.dtype),
-            ready_s=ready.ready_s,
-            timings=ready.timings,
+            session_id=chunk.session_id,
+            chunk_index=chunk.chunk_index,
+            data=self.group.read_pixels(chunk.shape, chunk.dtype),
+            ready_s=chunk.ready_s,
+            timings=chunk.timings,
         )
 
     def _drop(self) -> None:
@@ -248,7 +245,7 @@ class ChunkLimit:
 
     @property
     def seconds(self) -> float:
-        """Limit of the next chunk."""
+        """The limit of the next chunk, in seconds."""
         if self._fixed_s is not None:
             return self._fixed_s
         measured_s = SLOWEST_CHUNKS * self._slowest_s if self._slowest_s else self._cold_s
@@ -260,7 +257,7 @@ class ChunkLimit:
 
 
 def _shared_error(refusals: list[Refused]) -> OmniError:
-    """The reason of the rank that had one; the others only went along.
+    """Return the reason of the rank that had one; the others only went along.
 
     Of several, the one that ends the whole group.
     """

@@ -25,7 +25,7 @@ from jaxtyping import Shaped
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.registry import model_of
-from vllm_omni.diffusion.worker.commands import Command, Lost, Refused, Reply, Stop, WorkerTask
+from vllm_omni.diffusion.worker.process import Command, Lost, Refused, Reply, Stop, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger, log_file
@@ -85,13 +85,6 @@ class WorkerGroup:
         # Before the interpreter would wait for its children, which ignore its signals.
         self._at_exit = weakref.finalize(self, _end, self._workers, self.rendezvous)
 
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        """Of the processes, by rank; none after the end of the group."""
-        with self._conversation():
-            pids = [worker.process.pid for worker in self._workers]
-        return tuple(pid for pid in pids if pid is not None)
-
     def send(self, command: Command) -> None:
         """Give every rank a command.
 
@@ -116,30 +109,27 @@ class WorkerGroup:
             WorkerFailedError: if a rank has ended or the deadline has passed.
         """
         with self._conversation():
-            return self._receive(rank, deadline_s, doing)
-
-    def _receive(self, rank: int, deadline_s: float, doing: str) -> Reply:
-        pipe = self._workers[rank].pipe
-        watched = [pipe, *(worker.process.sentinel for worker in self._workers)]
-        ready = wait(watched, max(0.0, deadline_s - time.monotonic()))
-        if not ready:
-            raise WorkerFailedError(
-                f"rank {rank} of {self.world_size} did not finish {doing} in time; raise "
-                "chunk_timeout_s or stage_init_timeout if the machine is that slow"
-            )
-        if pipe not in ready:
-            raise self._loss()
-        try:
-            reply = pipe.recv()
-        except (EOFError, OSError):
-            raise self._loss() from None
-        if isinstance(reply, Lost):
-            self._reasons[rank] = reply.reason
-            raise self._loss()
-        return reply
+            pipe = self._workers[rank].pipe
+            watched = [pipe, *(worker.process.sentinel for worker in self._workers)]
+            ready = wait(watched, max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                raise WorkerFailedError(
+                    f"rank {rank} of {self.world_size} did not finish {doing} in time; raise "
+                    "chunk_timeout_s or stage_init_timeout if the machine is that slow"
+                )
+            if pipe not in ready:
+                raise self._loss()
+            try:
+                reply = pipe.recv()
+            except (EOFError, OSError):
+                raise self._loss() from None
+            if isinstance(reply, Lost):
+                self._reasons[rank] = reply.reason
+                raise self._loss()
+            return reply
 
     def read_pixels(self, shape: tuple[int, ...], dtype: str) -> Shaped[np.ndarray, "..."]:
-        """A copy of what the root has put into the memory.
+        """Return a copy of what the root has put into the memory.
 
         Raises:
             WorkerFailedError: if the group was ended.
@@ -173,7 +163,7 @@ class WorkerGroup:
         """End every rank at once and give back what the group held; a second call does nothing."""
         with self._killing:
             self._at_exit()
-            # Whoever waits for a rank has been woken by its end, and leaves.
+            # Killing the ranks wakes any thread blocked in `wait`; it releases the lock.
             with self._conversing:
                 self._close()
 
@@ -235,7 +225,7 @@ class WorkerGroup:
         return _Worker(rank, process, ours)
 
     def _loss(self) -> WorkerFailedError:
-        """Say how every rank fared that has ended or is about to."""
+        """Return the error that says how every rank fared that has ended or is about to."""
         deadline_s = time.monotonic() + _OBITUARY_S
         alive = {worker.process.sentinel for worker in self._workers}
         while alive and (left_s := deadline_s - time.monotonic()) > 0:
@@ -254,7 +244,7 @@ class WorkerGroup:
         return ended if reason is None else f"{ended} after {reason}"
 
     def _reason(self, worker: _Worker) -> str | None:
-        """Why a worker ended, if it said so."""
+        """Return why a worker ended, if it said so."""
         if worker.rank not in self._reasons:
             match _last_words(worker.pipe):
                 case Lost(reason):
@@ -275,7 +265,7 @@ def _end(workers: tuple[_Worker, ...], rendezvous: str | None) -> None:
 
 
 def _last_words(pipe: Connection) -> Lost | Refused | None:
-    """What a worker said of its end, if nobody has read it."""
+    """Return what a worker said of its end, if nobody has read it."""
     try:
         while pipe.poll(0):
             reply = pipe.recv()
@@ -293,7 +283,7 @@ def _signal_name(exit_code: int) -> str:
 
 
 def _start_context(config: OmniDiffusionConfig) -> _StartContext:
-    """A fork server that has loaded torch and the model's code, or fresh interpreters.
+    """Choose between a fork server that has loaded torch and the model's code, and new processes.
 
     Forks are quick, above all after a failure. They are of no use where the deployment sets
     environment variables that torch reads when it is loaded, and a process that has loaded the

@@ -1,1 +1,1 @@
-"""The worker process."""
+"""One rank of a worker group and the process that it runs in."""

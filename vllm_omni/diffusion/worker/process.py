@@ -1,4 +1,4 @@
-"""A worker process: obeys its executor's commands until it is told to stop or left alone.
+"""A worker process: what its executor and it say to each other, and how it obeys.
 
 The module loads no torch by itself, so that the environment of the deployment is in place before
 torch looks at it. A signal never ends a worker: Ctrl-C and a service manager's SIGTERM reach the
@@ -10,27 +10,19 @@ from __future__ import annotations
 
 import shutil
 import signal
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, assert_never
 
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
-from vllm_omni.diffusion.messages import ChunkResult, ChunkTimings
-from vllm_omni.diffusion.worker.commands import (
-    ChunkReady,
-    CloseSession,
-    Command,
-    Done,
-    Lost,
-    OpenSession,
-    Refused,
-    Reply,
-    ReportPeak,
-    ReportTraffic,
-    RunChunk,
-    Stop,
-    WorkerTask,
+from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic, PeerRefusedError
+from vllm_omni.diffusion.messages import (
+    ChunkPlan,
+    ChunkResult,
+    ChunkTimings,
+    GroupCapacity,
+    SessionRequest,
 )
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import OmniError
@@ -43,8 +35,110 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """What a worker process is started with.
+
+    Attributes:
+        rank: index of the process in its group; 0 is the root.
+        rendezvous: where the ranks of this generation find each other, a directory that no
+            earlier generation used; ``None`` for a group of one.
+        log_level: of the process that starts it.
+        log_file: that process's, to which the worker appends; ``None`` for none.
+    """
+
+    config: OmniDiffusionConfig
+    rank: int
+    rendezvous: str | None
+    log_level: int
+    log_file: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """The command to open a session."""
+
+    session_id: str
+    request: SessionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """The command to free a session."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPeak:
+    """The command to say the peak of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTraffic:
+    """The command to say what the ranks that share tokens have exchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The command to free everything and end the process."""
+
+
+Command = OpenSession | ChunkPlan | CloseSession | ReportPeak | ReportTraffic | Stop
+"""A plan is the command to make its chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedChunk:
+    """The reply that a chunk stands in the shared memory; its commit follows.
+
+    Attributes:
+        dtype: as ``numpy.dtype.str``.
+        ready_s: ``time.monotonic()`` of the worker when the data were on the host.
+    """
+
+    session_id: str
+    chunk_index: int
+    dtype: str
+    shape: tuple[int, ...]
+    ready_s: float
+    timings: ChunkTimings
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The reply that the command was carried out."""
+
+    value: GroupCapacity | ChunkTimings | ExchangeTraffic | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The reply that the command was not carried out; the worker goes on.
+
+    Attributes:
+        error: ``None`` where another rank refused and this one went along.
+    """
+
+    error: OmniError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The reply that a step which all ranks had begun raised on this one; the process ends.
+
+    Attributes:
+        reason: class and text of what was raised.
+    """
+
+    reason: str
+
+
+Reply = SharedChunk | Done | Refused | Lost
+
+
 def main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
-    """Run one rank. The entry point of the process."""
+    """Run one rank; this is the entry point of the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     prepare_environment(task.config)
@@ -54,22 +148,11 @@ def main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
         file=task.log_file,
     )
     try:
-        _serve(task, _Line(pipe), pixels)
+        _serve(task, _ExecutorPipe(pipe), pixels)
     finally:
         # The executor does the same; this is for the case that it was killed.
         if task.rendezvous is not None and task.rank == 0:
             shutil.rmtree(task.rendezvous, ignore_errors=True)
-
-
-def _serve(task: WorkerTask, line: _Line, pixels: SharedBytes) -> None:
-    try:
-        worker = _load(task)
-    except OmniError as error:
-        line.send(Refused(error))
-        return
-    line.send(Done(worker.ready))
-    _WorkerLoop(worker, line, pixels).run()
-    _end(worker)
 
 
 def prepare_environment(config: OmniDiffusionConfig) -> None:
@@ -81,14 +164,24 @@ def prepare_environment(config: OmniDiffusionConfig) -> None:
         envs.prefer_loopback()
 
 
-def _load(task: WorkerTask) -> Worker:
+def _serve(task: WorkerTask, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
     import torch
 
+    from vllm_omni.diffusion.distributed.parallel_state import leave_world
     from vllm_omni.diffusion.worker.worker import Worker
 
-    config = task.config
-    torch.set_num_threads(max(1, torch.get_num_threads() // config.parallel.world_size))
-    return Worker(config, local_rank=task.rank, parallel=_join(task))
+    torch.set_num_threads(max(1, torch.get_num_threads() // task.config.parallel.world_size))
+    try:
+        worker = Worker(task.config, local_rank=task.rank, parallel=_join(task))
+    except OmniError as error:
+        pipe.send(Refused(error))
+        return
+    pipe.send(Done(worker.capacity))
+    commands = _Commands(worker, pipe, pixels)
+    while not isinstance(command := pipe.receive(), Stop):
+        pipe.send(commands.answer(command))
+    worker.shutdown()
+    leave_world()
 
 
 def _join(task: WorkerTask) -> ParallelState | None:
@@ -119,14 +212,7 @@ def _join(task: WorkerTask) -> ParallelState | None:
     return state
 
 
-def _end(worker: Worker) -> None:
-    from vllm_omni.diffusion.distributed.parallel_state import leave_world
-
-    worker.shutdown()
-    leave_world()
-
-
-class _Line:
+class _ExecutorPipe:
     """The pipe to the executor; a broken one ends the process."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -145,26 +231,26 @@ class _Line:
             raise SystemExit(0) from None
 
 
-class _WorkerLoop:
-    """Commands in, replies out, one at a time."""
+class _Commands:
+    """Carries out commands, one at a time."""
 
-    def __init__(self, worker: Worker, line: _Line, pixels: SharedBytes) -> None:
+    def __init__(self, worker: Worker, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
         self._worker = worker
-        self._line = line
+        self._pipe = pipe
         self._pixels = pixels
 
-    def run(self) -> None:
-        """Obey until told to stop."""
-        while not isinstance(command := self._line.receive(), Stop):
-            self._line.send(self._answer(command))
-
-    def _answer(self, command: Command) -> Reply:
-        from vllm_omni.diffusion.distributed.parallel_state import PeerRefusedError
+    def answer(self, command: Command) -> Reply:
+        """Carry out a command, and end the process if that leaves other ranks waiting."""
+        from vllm_omni.diffusion.worker.worker import PeersLeftWaitingError
 
         try:
             return Done(self._obey(command))
         except PeerRefusedError:
             return Refused(None)
+        except PeersLeftWaitingError as error:
+            logger.error("a chunk that all ranks had begun failed on this one: %s", error)  # noqa: TRY400
+            self._pipe.send(Lost(str(error)))
+            raise SystemExit(1) from error
         except OmniError as error:
             logger.warning("%s: %s", type(command).__name__, error)
             return Refused(error)
@@ -173,35 +259,23 @@ class _WorkerLoop:
         match command:
             case OpenSession(session_id, request):
                 return self._worker.open_session(session_id, request)
-            case RunChunk():
-                return self._run_chunk(command)
+            case ChunkPlan():
+                return self._worker.run_chunk(command, self._deliver)
             case CloseSession(session_id):
                 return self._worker.close_session(session_id)
             case ReportPeak():
                 return self._worker.peak_bytes()
             case ReportTraffic():
-                return self._worker.traffic
+                return self._worker.pipeline.traffic
             case Stop():
                 return None
             case _:
                 assert_never(command)
 
-    def _run_chunk(self, command: RunChunk) -> ChunkTimings:
-        self._worker.accept(command.plan)
-        try:
-            return self._worker.run_chunk(command.plan, self._deliver)
-        except OmniError as error:
-            if self._worker.is_alone:
-                raise
-            # Peers may be inside an exchange that this rank will never join.
-            logger.error("a chunk that all ranks had begun failed on this one: %s", error)  # noqa: TRY400
-            self._line.send(Lost(f"{type(error).__name__}: {error}"))
-            raise SystemExit(1) from error
-
     def _deliver(self, result: ChunkResult) -> None:
         self._pixels.write(result.data)
-        self._line.send(
-            ChunkReady(
+        self._pipe.send(
+            SharedChunk(
                 session_id=result.session_id,
                 chunk_index=result.chunk_index,
                 dtype=result.data.dtype.str,

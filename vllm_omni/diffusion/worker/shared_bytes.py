@@ -31,7 +31,7 @@ class SharedBytes:
 
     @property
     def size(self) -> int:
-        """Bytes held now."""
+        """Size of the memory, in bytes."""
         return os.fstat(self._descriptor).st_size
 
     def write(self, array: Shaped[np.ndarray, "..."]) -> None:

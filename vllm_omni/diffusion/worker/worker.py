@@ -1,10 +1,16 @@
-"""One rank: platform, process groups, model, KV pool and the sessions on them."""
+"""One rank: platform, model, KV pool and the sessions on them; the session boundary for errors."""
 
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.parallel_state import Agreement, ExchangeTraffic, ParallelState
+from vllm_omni.diffusion.distributed.parallel_state import Agreement, ParallelState
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,
@@ -15,15 +21,37 @@ from vllm_omni.diffusion.messages import (
 from vllm_omni.diffusion.models.interface import LiveSession, RealtimePipeline
 from vllm_omni.diffusion.registry import model_of
 from vllm_omni.diffusion.worker.memory import plan_kv_pool
-from vllm_omni.errors import OmniError
+from vllm_omni.errors import (
+    DeviceOutOfMemoryError,
+    InternalError,
+    OmniError,
+    SessionClosedError,
+    SessionFailedError,
+    WorkerFailedError,
+)
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
-from vllm_omni.experimental.ar_diffusion.runner import ChunkRunner
+from vllm_omni.logger import get_logger
 from vllm_omni.platforms import create_platform
 from vllm_omni.platforms.quarantine import QUARANTINE
 
+logger = get_logger(__name__)
+
+
+class PeersLeftWaitingError(OmniError):
+    """A chunk that all ranks had begun failed on this one; the others may wait for it for ever."""
+
 
 class Worker:
-    """Loads the model on construction and then runs commands.
+    """Loads the model on construction and then opens, runs and closes sessions.
+
+    A session that raises is closed; the others go on.
+
+    Args:
+        local_rank: index of this rank's device.
+        parallel: the groups of ranks that this one belongs to; ``None`` for a rank that is alone.
+
+    Attributes:
+        capacity: what this rank can hold.
 
     Raises:
         CheckpointError: if the checkpoint is not this model.
@@ -38,7 +66,8 @@ class Worker:
         parallel: ParallelState | None = None,
     ) -> None:
         parallel = parallel or ParallelState()
-        self.is_alone = parallel.control.size == 1
+        self._is_alone = parallel.control.size == 1
+        self._agreement = Agreement(parallel.control)
         self.platform = create_platform(config.device)
         self.device = self.platform.device(local_rank)
         load_pipeline = model_of(Path(config.model)).load_loader()
@@ -50,9 +79,8 @@ class Worker:
         spec = self.pipeline.kv_cache_spec()
         self.pool = KVPool(spec, budget.num_pages, dtype=self.pipeline.dtype, device=self.device)
         self.pipeline.bind_pool(self.pool)
-        self.runner = ChunkRunner(self.pipeline, self.platform)
-        self._agreement = Agreement(parallel.control)
-        self.ready = GroupCapacity(
+        self.sessions: dict[str, LiveSession] = {}
+        self.capacity = GroupCapacity(
             sessions=budget.sessions,
             num_pages=budget.num_pages,
             page_tokens=spec.page_tokens,
@@ -61,51 +89,124 @@ class Worker:
             quarantined=QUARANTINE.size,
         )
 
-    @property
-    def traffic(self) -> ExchangeTraffic:
-        """What this rank has exchanged of the transformer's tokens."""
-        return self.pipeline.traffic
-
     def open_session(self, session_id: str, request: SessionRequest) -> None:
         """Open a session on all ranks, or on none.
 
         Raises:
+            InternalError: if the id is taken; its session goes on.
+            OutOfKVMemoryError: if its window does not fit.
+            DeviceOutOfMemoryError: if memory ran out.
+            SessionFailedError: if opening raised anything else.
+            WorkerFailedError: if that left the device unusable.
             PeerRefusedError: if only other ranks refuse.
         """
+        if session_id in self.sessions:
+            self._agreement.confirm(InternalError(f"session {session_id} is already open"))
         refusal = None
         try:
-            self.runner.open(session_id, request)
+            with self._closing(session_id, f"opening session {session_id}"):
+                self.sessions[session_id] = self.pipeline.open_session(session_id, request)
         except OmniError as error:
             refusal = error
         try:
             self._agreement.confirm(refusal)
         except OmniError:
-            if refusal is None:
-                self.runner.close(session_id)
+            self.close_session(session_id)
             raise
 
-    def accept(self, plan: ChunkPlan) -> None:
-        """Agree with all ranks that the chunk can be made; nothing has been begun if this raises.
+    def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
+        """Make one chunk: agree with all ranks that it can be made, denoise, hand out, commit.
+
+        Whatever is raised once it was begun, the session is closed and its memory free.
+
+        Args:
+            deliver: takes the chunk as soon as its pixels are on the host, before its KV commit;
+                on the root rank.
 
         Raises:
-            SessionClosedError: if the session is not open on this rank.
-            PeerRefusedError: if only other ranks refuse.
+            SessionClosedError: if the session is not open on this rank; nothing was begun.
+            PeerRefusedError: if only other ranks refuse; nothing was begun.
+            DeviceOutOfMemoryError: if memory ran out on a rank that is alone.
+            SessionFailedError: if the chunk raised anything else there.
+            WorkerFailedError: if that left the device unusable.
+            PeersLeftWaitingError: if anything was raised on one of several ranks.
         """
-        self._agreement.confirm(self.runner.refusal(plan))
-
-    def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
-        """Make one chunk; ``deliver`` gets it before its commit, on the root rank."""
-        return self.runner.run(plan, deliver)
+        session = self.sessions.get(plan.session_id)
+        closed = SessionClosedError(f"session {plan.session_id} is not open")
+        self._agreement.confirm(closed if session is None else None)
+        assert session is not None, "a rank does not agree to a chunk of no session"
+        try:
+            with self._closing(plan.session_id, f"chunk {plan.chunk_index} of {plan.session_id}"):
+                return self._run(session, plan, deliver)
+        except OmniError as error:
+            if self._is_alone:
+                raise
+            raise PeersLeftWaitingError(f"{type(error).__name__}: {error}") from error
 
     def close_session(self, session_id: str) -> None:
-        """Free a session on this rank."""
-        self.runner.close(session_id)
+        """Free a session on this rank; one that is not open is no error."""
+        session = self.sessions.pop(session_id, None)
+        if session is not None:
+            session.close()
 
     def peak_bytes(self) -> int:
-        """Peak memory of this rank."""
+        """Return the peak memory of this rank's device, in bytes."""
         return self.platform.peak_bytes(self.device)
 
     def shutdown(self) -> None:
         """Free all sessions and what the model shares with other ranks."""
-        self.runner.close_all()
+        for session_id in tuple(self.sessions):
+            self.close_session(session_id)
         self.pipeline.release()
+
+    def _run(
+        self, session: LiveSession, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]
+    ) -> ChunkTimings:
+        output, laps = self.pipeline.denoise_chunk(session, plan)
+        timings = ChunkTimings()
+        if output is not None:
+            data = self.platform.to_host(output).numpy()
+            timings = laps.timings()
+            deliver(ChunkResult(plan.session_id, plan.chunk_index, data, time.monotonic(), timings))
+        return replace(timings, commit_ms=self.pipeline.commit_chunk(session))
+
+    @contextmanager
+    def _closing(self, session_id: str, step: str) -> Iterator[None]:
+        """End the session by whatever a step raises, and no other session.
+
+        A traceback holds the locals of every frame it passed, a chunk's activations among them,
+        for as long as somebody holds the error; so they are dropped here.
+        """
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self.close_session(session_id)
+            traceback.clear_frames(error.__traceback__)
+            raise DeviceOutOfMemoryError(f"{step} ran out of device memory: {error}") from error
+        except OmniError as error:
+            self.close_session(session_id)
+            if isinstance(error, InternalError):
+                logger.exception("%s failed", step)
+            raise
+        except Exception as error:
+            self.close_session(session_id)
+            logger.exception("%s failed", step)
+            traceback.clear_frames(error.__traceback__)
+            self._check_device(step)
+            raise SessionFailedError(
+                f"{step} failed inside the model ({type(error).__name__})"
+            ) from error
+
+    def _check_device(self, step: str) -> None:
+        """Ask the device for an answer: some errors corrupt its context for every later session.
+
+        Raises:
+            WorkerFailedError: if the device does nothing any more.
+        """
+        try:
+            self.platform.synchronize(self.device)
+        except RuntimeError as error:
+            raise WorkerFailedError(
+                f"{step} left the device unusable ({type(error).__name__}: {error}); the workers "
+                "have to be restarted"
+            ) from error

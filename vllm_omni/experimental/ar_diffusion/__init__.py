@@ -1,1 +1,1 @@
-"""Chunk-wise autoregressive diffusion."""
+"""Autoregressive diffusion in chunks: the KV window, and the engine's import path."""

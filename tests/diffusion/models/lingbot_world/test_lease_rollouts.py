@@ -25,9 +25,9 @@ from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import Lease
 from vllm_omni.diffusion.models.lingbot_world.session import CommittedState, SessionSetup
 from vllm_omni.diffusion.models.lingbot_world.transformer import ChunkContext
 from vllm_omni.diffusion.worker import process
-from vllm_omni.diffusion.worker.commands import WorkerTask
+from vllm_omni.diffusion.worker.process import WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
-from vllm_omni.diffusion.worker.worker import Worker
+from vllm_omni.diffusion.worker.worker import PeersLeftWaitingError, Worker
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.errors import ConfigError, WorkerFailedError
 from vllm_omni.platforms.graphs import EagerGraph, EagerGraphRuntime
@@ -264,13 +264,15 @@ def fail_in_the_exchange_back(state: ParallelState, settings: OmniDiffusionConfi
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_to_all_single", fail_the_second)
-        with pytest.raises(WorkerFailedError) as caught:
+        with pytest.raises(PeersLeftWaitingError) as caught:
             worker.run_chunk(ChunkPlan("lost", 0), lambda _: None)
     (held,) = QUARANTINE.held
     transformer = worker.pipeline.model.transformer
     exchange_is_kept = any(owner is transformer.exchange for owner in held.owners)
     record = transformer.post_attention.record
-    return str(caught.value.__cause__), record.failed, exchange_is_kept, record.replays
+    failure = caught.value.__cause__
+    assert isinstance(failure, WorkerFailedError)
+    return str(failure.__cause__), record.failed, exchange_is_kept, record.replays
 
 
 def test_a_failed_exchange_into_a_lease_keeps_its_buffers_and_asks_for_a_restart():

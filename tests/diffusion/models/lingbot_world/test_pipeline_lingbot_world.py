@@ -45,7 +45,8 @@ CHUNKS = 5
 def worker():
     worker = tiny_worker()
     yield worker
-    worker.runner.close_all()
+    for session_id in tuple(worker.sessions):
+        worker.close_session(session_id)
     assert worker.pool.pages.num_free == worker.pool.pages.num_pages
 
 

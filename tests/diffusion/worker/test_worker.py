@@ -1,4 +1,4 @@
-"""The runner frees a session on every way out and leaves the others alone."""
+"""A worker frees a session on every way out and leaves the others alone."""
 
 import weakref
 from contextlib import contextmanager
@@ -22,7 +22,6 @@ from vllm_omni.errors import (
     SessionFailedError,
     WorkerFailedError,
 )
-from vllm_omni.experimental.ar_diffusion.runner import ChunkRunner
 from vllm_omni.platforms.cpu import CpuPlatform
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
@@ -88,34 +87,42 @@ class FailingPipeline(LingBotWorldCausalDMDPipeline):
 def worker():
     worker = tiny_worker()
     yield worker
-    worker.runner.close_all()
+    for session_id in tuple(worker.sessions):
+        worker.close_session(session_id)
     assert worker.pool.pages.num_free == worker.pool.pages.num_pages
 
 
-def failing_runner(worker, place, error):
-    return ChunkRunner(FailingPipeline(worker, place, error), worker.platform)
+@pytest.fixture
+def let_fail(worker, monkeypatch):
+    """Gives the worker a pipeline that raises."""
+
+    def arm(place, error):
+        monkeypatch.setattr(worker, "pipeline", FailingPipeline(worker, place, error))
+
+    return arm
 
 
 PLACES = ("probe", "decode", "commit", "last_layer")
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_raise_frees_the_session_and_the_next_one_is_as_if_alone(worker, place):
+def test_a_raise_frees_the_session_and_the_next_one_is_as_if_alone(worker, place, let_fail):
     """Bitwise: nothing of a failed session is left in the pool or in the modules."""
     request = keys_request(3)
     alone = run_rollout(worker, request)
-    runner, delivered = failing_runner(worker, place, InjectedError()), []
-    runner.open("a", request)
-    runner.run(ChunkPlan("a", 0), delivered.append)
+    let_fail(place, InjectedError())
+    delivered = []
+    worker.open_session("a", request)
+    worker.run_chunk(ChunkPlan("a", 0), delivered.append)
     with pytest.raises(SessionFailedError, match="chunk 1 of a failed inside the model") as caught:
-        runner.run(ChunkPlan("a", 1), delivered.append)
+        worker.run_chunk(ChunkPlan("a", 1), delivered.append)
     assert isinstance(caught.value.__cause__, InjectedError)
-    assert runner.num_sessions == 0
+    assert worker.sessions == {}
     assert worker.pool.pages.num_free == worker.pool.pages.num_pages
     # Pixels leave before the commit, so a raise in it comes after the chunk was handed out.
     assert len(delivered) == (2 if place in {"commit", "last_layer"} else 1)
     with pytest.raises(SessionClosedError, match="session a is not open"):
-        runner.run(ChunkPlan("a", 2), delivered.append)
+        worker.run_chunk(ChunkPlan("a", 2), delivered.append)
     after = run_rollout(worker, request)
     assert all((x == y).all() for x, y in zip(alone, after, strict=True))
 
@@ -128,24 +135,27 @@ class DeadPlatform(CpuPlatform):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_error_that_takes_the_device_with_it_asks_for_new_workers(worker, place):
-    runner = ChunkRunner(FailingPipeline(worker, place, InjectedError()), DeadPlatform())
-    runner.open("a", keys_request(3))
-    runner.run(ChunkPlan("a", 0), lambda _: None)
+def test_an_error_that_takes_the_device_with_it_asks_for_new_workers(
+    worker, place, let_fail, monkeypatch
+):
+    let_fail(place, InjectedError())
+    monkeypatch.setattr(worker, "platform", DeadPlatform())
+    worker.open_session("a", keys_request(3))
+    worker.run_chunk(ChunkPlan("a", 0), lambda _: None)
     with pytest.raises(WorkerFailedError, match=r"chunk 1 of a left the device unusable .*illegal"):
-        runner.run(ChunkPlan("a", 1), lambda _: None)
-    assert runner.num_sessions == 0
+        worker.run_chunk(ChunkPlan("a", 1), lambda _: None)
+    assert worker.sessions == {}
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_running_out_of_device_memory_has_an_error_of_its_own(worker, place):
+def test_running_out_of_device_memory_has_an_error_of_its_own(worker, place, let_fail):
     error = torch.OutOfMemoryError("tried to allocate")
-    runner = failing_runner(worker, place, error)
-    runner.open("a", keys_request(3))
-    runner.run(ChunkPlan("a", 0), lambda _: None)
+    let_fail(place, error)
+    worker.open_session("a", keys_request(3))
+    worker.run_chunk(ChunkPlan("a", 0), lambda _: None)
     with pytest.raises(DeviceOutOfMemoryError, match="chunk 1 of a ran out of device memory"):
-        runner.run(ChunkPlan("a", 1), lambda _: None)
-    assert runner.num_sessions == 0
+        worker.run_chunk(ChunkPlan("a", 1), lambda _: None)
+    assert worker.sessions == {}
 
 
 @pytest.mark.parametrize("kind", [InjectedError, torch.OutOfMemoryError])
@@ -157,36 +167,35 @@ def test_who_holds_the_error_holds_no_activations(worker, kind, monkeypatch):
         held.append(weakref.ref(x))
         raise kind("a test wants it")
 
-    runner = ChunkRunner(worker.pipeline, worker.platform)
-    runner.open("a", keys_request(1))
+    worker.open_session("a", keys_request(1))
     monkeypatch.setattr(LingBotWorldBlock, "forward", fail)
     with pytest.raises((SessionFailedError, DeviceOutOfMemoryError)) as caught:
-        runner.run(ChunkPlan("a", 0), lambda _: None)
+        worker.run_chunk(ChunkPlan("a", 0), lambda _: None)
     assert isinstance(caught.value.__cause__, kind)
     assert [tensor() for tensor in held] == [None]
 
 
-def test_no_memory_to_open(worker):
-    runner = failing_runner(worker, "open", torch.OutOfMemoryError("none"))
+def test_no_memory_to_open(worker, let_fail):
+    let_fail("open", torch.OutOfMemoryError("none"))
     with pytest.raises(DeviceOutOfMemoryError, match="opening session a ran out of device memory"):
-        runner.open("a", keys_request(3))
-    assert runner.num_sessions == 0
+        worker.open_session("a", keys_request(3))
+    assert worker.sessions == {}
 
 
-def test_a_failure_leaves_other_sessions_alone(worker):
+def test_a_failure_leaves_other_sessions_alone(worker, let_fail):
     """Bitwise: B is the same whether or not A fails between its chunks."""
     request_a, request_b = keys_request(3, seed=1), keys_request(3, seed=2)
     alone = run_rollout(worker, request_b)
-    runner, delivered = failing_runner(worker, "probe", InjectedError()), []
-    runner.open("a", request_a)
-    runner.open("b", request_b)
-    runner.run(ChunkPlan("b", 0), delivered.append)
-    runner.run(ChunkPlan("a", 0), lambda _: None)
+    let_fail("probe", InjectedError())
+    delivered = []
+    worker.open_session("a", request_a)
+    worker.open_session("b", request_b)
+    worker.run_chunk(ChunkPlan("b", 0), delivered.append)
+    worker.run_chunk(ChunkPlan("a", 0), lambda _: None)
     with pytest.raises(SessionFailedError):
-        runner.run(ChunkPlan("a", 1), lambda _: None)
+        worker.run_chunk(ChunkPlan("a", 1), lambda _: None)
     for chunk in (1, 2):
-        runner.run(ChunkPlan("b", chunk), delivered.append)
-    runner.close_all()
+        worker.run_chunk(ChunkPlan("b", chunk), delivered.append)
     assert all((made.data == y).all() for made, y in zip(delivered, alone, strict=True))
 
 
@@ -194,41 +203,36 @@ def test_a_client_that_fails_to_take_a_chunk_loses_its_session(worker):
     def refuse(_):
         raise InjectedError
 
-    runner = ChunkRunner(worker.pipeline, worker.platform)
-    runner.open("a", keys_request(2))
+    worker.open_session("a", keys_request(2))
     with pytest.raises(SessionFailedError):
-        runner.run(ChunkPlan("a", 0), refuse)
-    assert runner.num_sessions == 0
+        worker.run_chunk(ChunkPlan("a", 0), refuse)
+    assert worker.sessions == {}
 
 
 def test_ids_are_unique_and_closing_is_idempotent(worker):
-    runner = ChunkRunner(worker.pipeline, worker.platform)
-    runner.open("a", keys_request(2))
+    worker.open_session("a", keys_request(2))
     with pytest.raises(InternalError, match="session a is already open"):
-        runner.open("a", keys_request(2))
-    runner.close("a")
-    runner.close("a")
-    runner.close("never")
-    assert runner.num_sessions == 0
+        worker.open_session("a", keys_request(2))
+    worker.close_session("a")
+    worker.close_session("a")
+    worker.close_session("never")
+    assert worker.sessions == {}
 
 
 def test_a_session_too_many_takes_nothing(worker):
     """The pool is of two sessions; the third is refused with numbers and leaves no trace."""
-    runner = ChunkRunner(worker.pipeline, worker.platform)
-    runner.open("a", keys_request(2))
-    runner.open("b", keys_request(2))
+    worker.open_session("a", keys_request(2))
+    worker.open_session("b", keys_request(2))
     free = worker.pool.pages.num_free
     with pytest.raises(OutOfKVMemoryError, match=r"needs \d+ KV pages, \d+ of \d+ are free"):
-        runner.open("c", keys_request(2))
-    assert (runner.num_sessions, worker.pool.pages.num_free) == (2, free)
-    runner.close_all()
+        worker.open_session("c", keys_request(2))
+    assert (len(worker.sessions), worker.pool.pages.num_free) == (2, free)
 
 
 def test_timings_cover_all_parts_and_come_with_the_chunk(worker):
-    runner, delivered = ChunkRunner(worker.pipeline, worker.platform), []
-    runner.open("a", keys_request(1))
-    timings = runner.run(ChunkPlan("a", 0), delivered.append)
-    runner.close_all()
+    delivered = []
+    worker.open_session("a", keys_request(1))
+    timings = worker.run_chunk(ChunkPlan("a", 0), delivered.append)
     (result,) = delivered
     assert result.timings.commit_ms == 0  # not yet run when the pixels leave
     for part in ("condition_ms", "camera_ms", "probes_ms", "decode_ms", "commit_ms"):
