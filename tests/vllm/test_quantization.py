@@ -138,6 +138,8 @@ def test_bytes_made_after_loading_are_near_the_plain_model():
     assert 0 < error < 0.05
 
 
+AMX_KERNEL = "CPUFp8PerTensorScaledMMLinearKernel"
+"""What vLLM 0.32 takes on processors with AMX; it takes no bias in bfloat16."""
 KEPT = ("time_*", "transformer.text_embedding.*", "head.head")
 
 
@@ -148,6 +150,7 @@ def test_fp8_quantises_what_is_not_ignored(method, monkeypatch):
 
     from tests.vllm.quantizations import Fp8Quantizer
 
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", AMX_KERNEL)
     counts, errors = [], []
     for ignored in ((), KEPT):
         quantizer = Fp8Quantizer()
@@ -163,6 +166,23 @@ def test_fp8_quantises_what_is_not_ignored(method, monkeypatch):
 def test_fp8_where_an_operator_is_missing_is_refused_in_words():
     """vLLM's CPU build; on a build that has the operator there is nothing to refuse."""
     with pytest.raises(ConfigError, match=r"does not run on this device: .*scaled_fp8_quant"):
+        roll(ParallelState(), tiny(method="fp8"), num_chunks=1)
+
+
+def test_a_kernel_that_cannot_run_is_refused_while_loading(monkeypatch):
+    import vllm._custom_ops as operators
+
+    from tests.vllm.quantizations import Fp8Quantizer
+
+    def broken(*_arguments: object, **_options: object) -> None:
+        raise RuntimeError("expected scalar type Float but found BFloat16")
+
+    monkeypatch.setattr(operators, "scaled_fp8_quant", Fp8Quantizer())
+    monkeypatch.setattr(
+        "vllm.model_executor.layers.quantization.online.fp8.Fp8PerTensorOnlineLinearMethod.apply",
+        broken,
+    )
+    with pytest.raises(ConfigError, match=r"does not run on this device: .*expected scalar type"):
         roll(ParallelState(), tiny(method="fp8"), num_chunks=1)
 
 

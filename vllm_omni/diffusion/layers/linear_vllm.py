@@ -96,12 +96,26 @@ class VllmLinear(WeightedModule):
     def process_weights_after_loading(self) -> None:
         """Let vLLM rewrite the weights. Some of its methods drop the loaded ones.
 
+        One row goes through a quantised layer, so that a kernel that vLLM chose for this device and
+        that cannot run is found while loading and not in a session.
+
         Raises:
             ConfigError: if the quantisation does not run on this device.
         """
         self._write_waiting()
         with self._refusal():
             self.inner.quant_method.process_weights_after_loading(self.inner)
+            if self.inner.quant_config is not None:
+                self._try_one_row()
+
+    def _try_one_row(self) -> None:
+        row = torch.zeros(
+            1,
+            self.local[1],
+            dtype=self.inner.params_dtype,
+            device=next(self.inner.parameters()).device,
+        )
+        self.inner.quant_method.apply(self.inner, row, self.inner.bias)
 
     @override
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
