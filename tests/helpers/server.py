@@ -45,21 +45,14 @@ class RealServer(OnLoopback):
         *flags: str,
         program: tuple[str, ...] = PLAIN,
         model: Path | None = None,
-        deploy: Path = CPU_TINY,
+        deploy: Path | None = CPU_TINY,
         python_path: Path | None = None,
     ) -> None:
         self.log_path = log
         self.port = free_port()
         command = [sys.executable, *program, str(model or tiny_checkpoint_dir()), "--omni"]
-        command += [
-            "--deploy-config",
-            str(deploy),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            *flags,
-        ]
+        command += [] if deploy is None else ["--deploy-config", str(deploy)]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), *flags]
         packages = {} if python_path is None else {"PYTHONPATH": str(python_path)}
         self._log = log.open("wb")
         self._began_s = time.monotonic()
@@ -159,7 +152,7 @@ def _runs(process: psutil.Process) -> bool:
 
 @contextmanager
 def real_server(
-    *flags: str, program: tuple[str, ...] = PLAIN, wait: bool = True, **served: Path
+    *flags: str, program: tuple[str, ...] = PLAIN, wait: bool = True, **served: Path | None
 ) -> Iterator[RealServer]:
     """Serve until the block ends.
 

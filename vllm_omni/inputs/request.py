@@ -232,7 +232,8 @@ def camera_of(request: RolloutRequest, policy: RequestPolicy) -> CameraChoice:
         if policy.allow_live_camera:
             return LiveCamera()
         raise InvalidRequestError(
-            "needs action_path or camera_action_script; a live camera needs a stream",
+            "needs action_path or camera_action_script: no live worlds are served here; whoever "
+            "runs the server adds them with --diffusion-streaming-output (streaming_output: true)",
             field="extra_args",
         )
     name = "action_path" if script is None else "camera_action_script"

@@ -102,11 +102,11 @@ def test_a_line_without_omni_goes_to_vllm_untouched(tmp_path):
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
 @pytest.mark.usefixtures("echo_command")
-def test_a_line_without_omni_and_without_vllm_says_what_to_do(capsys):
-    assert dispatch(["serve", "model"]) == 2
-    message = capsys.readouterr().err
-    assert "add --omni" in message
-    assert "not installed" in message
+def test_a_line_without_omni_is_ours_where_vllm_is_not_installed(capsys):
+    assert dispatch(["serve", "model"]) == 3
+    assert capsys.readouterr().out == "ours: model\n"
+    assert dispatch(["chat"]) == 2
+    assert "no command 'chat'" in capsys.readouterr().err
 
 
 def test_writing_a_checkpoint_from_the_command_line(tmp_path, capsys):

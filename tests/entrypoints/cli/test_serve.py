@@ -135,7 +135,8 @@ def test_a_misplaced_secret_is_not_logged_either(model, started, capsys):
 def test_without_a_deploy_file_workers_are_processes_and_the_name_is_the_model(model, started):
     assert run("--model", model, "--port", "0") == 7
     ((resolved, server, _),) = started
-    assert (resolved.config.executor, resolved.streaming_output) == ("mp", False)
+    assert resolved.config.executor == "mp"
+    assert (resolved.streaming_output, resolved.step_execution) == (True, True)
     assert server.served_model_names == (model,)
 
 

@@ -163,3 +163,13 @@ def frames_of(video: bytes) -> np.ndarray:
     """All pictures as they decode."""
     with av.open(io.BytesIO(video)) as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+async def test_without_a_deploy_file_a_world_starts_and_is_steered():
+    with real_server(deploy=None) as server:
+        async with socket_client(server.url) as client:
+            await client.say(start_message())
+            await client.chunk()
+            await client.say(camera_event("walk"))
+            await client.until("session.interaction.queued")
+            assert not (await client.rest())["stopped"]

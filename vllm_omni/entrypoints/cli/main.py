@@ -27,7 +27,8 @@ class Command:
 
     Attributes:
         module: imported only when the sub-command is chosen; loads no torch until ``run``.
-        shared_with_vllm: vLLM has a command of this name, so ``--omni`` asks for ours.
+        shared_with_vllm: vLLM has a command of this name, so where vLLM is installed ``--omni``
+            asks for ours.
         own_line: its module offers ``run_line(arguments) -> int`` instead, and reads them itself.
     """
 
@@ -78,9 +79,15 @@ def dispatch(argv: Sequence[str]) -> int:
         return _run_top_level(arguments)
     name, *rest = arguments
     command = COMMANDS.get(name)
-    if command is None or (command.shared_with_vllm and not omni and not _asks_help(rest)):
+    if command is None:
         return _refuse_unknown(name) if omni else _run_vllm(name)
+    if command.shared_with_vllm and not omni and not _asks_help(rest) and _has_vllm():
+        return _run_vllm(name)
     return _run_command(name, command, rest)
+
+
+def _has_vllm() -> bool:
+    return find_spec("vllm") is not None
 
 
 def _asks_help(arguments: Sequence[str]) -> bool:
@@ -128,14 +135,8 @@ def _refuse_unknown(name: str) -> int:
 
 def _run_vllm(name: str) -> int:
     """Without ``--omni`` a command line of vLLM is handed to vLLM, as its users expect."""
-    if find_spec("vllm") is None:
-        ours = f"add {OMNI_FLAG}" if name in COMMANDS else f"choose {', '.join(COMMANDS)}"
-        print(
-            f"{_PROG}: error: without {OMNI_FLAG}, {name!r} is a command of vLLM, which is not "
-            f"installed; {ours}",
-            file=sys.stderr,
-        )
-        return 2
+    if not _has_vllm():
+        return _refuse_unknown(name)
     import_module("vllm.entrypoints.cli.main").main()
     return 0
 

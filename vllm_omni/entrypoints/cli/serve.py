@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vllm_omni import envs
 from vllm_omni.config.checkpoint import require_model
+from vllm_omni.config.deploy_file import PACKAGED_DIR
 from vllm_omni.config.devices import detect_platform
 from vllm_omni.config.layers import COMMAND_LINE
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
@@ -24,6 +25,8 @@ from vllm_omni.wording import shown
 logger = get_logger(__name__)
 
 _BACKLOG = 2048
+_WITHOUT_DEPLOY_FILE = PACKAGED_DIR / "live_worlds.yaml"
+"""File that stands in where none is named: worlds are streamed and steered."""
 _SERVER_MODULE = "vllm_omni.entrypoints.server.app"
 
 
@@ -77,10 +80,9 @@ def _resolve(args: argparse.Namespace, model: str) -> ResolvedDeployment:
         raise ConfigError(
             f'--stage-overrides: must look like {{"0": {{...}}}}, got {shown(stage_overrides)}'
         )
-    deploy_config = given.get("deploy_config")
     return resolve(
         model,
-        deploy_config=None if deploy_config is None else str(deploy_config),
+        deploy_config=str(given.get("deploy_config", _WITHOUT_DEPLOY_FILE)),
         overrides=typed_values(args, "engine"),
         stage_overrides=stage_overrides,
         platform=detect_platform(),
