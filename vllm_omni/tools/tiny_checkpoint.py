@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from vllm_omni.errors import ConfigError
 from vllm_omni.tools import tiny_recipe
 
-_TEMPLATE_DIR = Path(__file__).resolve().parents[1] / "data" / "tiny_checkpoint"
+TEMPLATE_DIR = Path(__file__).resolve().parents[1] / "data" / "tiny_checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def checkpoint_files() -> tuple[str, ...]:
 
 
 def _template_files() -> list[str]:
-    return [path.relative_to(_TEMPLATE_DIR).as_posix() for path in _TEMPLATE_DIR.rglob("*.json")]
+    return [path.relative_to(TEMPLATE_DIR).as_posix() for path in TEMPLATE_DIR.rglob("*.json")]
 
 
 def _check_target(directory: Path, *, force: bool) -> None:
@@ -116,7 +116,7 @@ def _write_files(directory: Path) -> None:
     for name in _template_files():
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_TEMPLATE_DIR / name, target)
+        shutil.copyfile(TEMPLATE_DIR / name, target)
     for component in _COMPONENTS:
         config = json.loads((directory / component.directory / "config.json").read_text())
         weights = tiny_recipe.draw(

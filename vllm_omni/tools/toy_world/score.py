@@ -1,0 +1,146 @@
+"""Rollouts of scripts beside the truth of the renderer, and how far they are from it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from numpy.lib.stride_tricks import sliding_window_view
+
+from vllm_omni import Omni
+from vllm_omni.tools.toy_world.place import LIGHTS
+from vllm_omni.tools.toy_world.play import Frames, play
+from vllm_omni.tools.toy_world.prompts import NEUTRAL, WORDS
+from vllm_omni.tools.toy_world.walks import (
+    CHUNK,
+    Walker,
+    chunk_lights,
+    film,
+    key_presses,
+    script_motions,
+)
+
+HELD_OUT = 20_000_000
+"""Seeds from here on are never trained on."""
+KEYS = ("w", "s", "a", "d", "j", "l")
+"""Keys that recognition tells apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A script, the prompt it is played with, and what the renderer makes of it."""
+
+    keys: list[frozenset[str]]
+    prompt: str
+    truth: list[Frames]
+    """Pixel frames of each chunk; the first of all is the given picture."""
+
+
+def _by_chunk(frames: Frames) -> list[Frames]:
+    return np.split(frames, range(9, len(frames), 12))
+
+
+def _trial(walker: Walker, keys: list[frozenset[str]], light: int, prompt: str) -> Trial:
+    lights = chunk_lights([light] * (len(keys) // CHUNK), light)
+    frames, _ = film(walker, script_motions(keys), lights)
+    return Trial(keys, prompt, _by_chunk(frames))
+
+
+def held_out_trial(index: int, *, chunks: int) -> Trial:
+    """A walk by keys from a start that no training walk has, in one of the lights by turns."""
+    rng = np.random.default_rng(HELD_OUT + index)
+    walker = Walker.anywhere(rng)
+    scout = Walker(walker.x, walker.z, walker.heading)
+    press, keys = key_presses(rng), []
+    for frame in range(CHUNK * chunks):
+        keys.append(press(scout))
+        if frame:
+            scout.step(script_motions([keys[-1]])[0])
+    light = index % len(LIGHTS)
+    prompt = NEUTRAL[0] if rng.random() < 0.3 else f"The island at {WORDS[light][0]}."
+    return _trial(walker, keys, light, prompt)
+
+
+def key_trials(index: int, *, chunks: int) -> list[Trial]:
+    """From one start, each key of :data:`KEYS` held; from starts where none is stopped."""
+    rng = np.random.default_rng(HELD_OUT + 1_000_000 + index)
+    while True:
+        walker = Walker.anywhere(rng)
+        free = True
+        for key in KEYS:
+            scout = Walker(walker.x, walker.z, walker.heading)
+            for motion in script_motions([frozenset(key)] * (CHUNK * chunks)):
+                scout.step(motion)
+                free = free and not scout.hit
+        if free:
+            break
+    light = index % len(LIGHTS)
+    return [
+        _trial(
+            Walker(walker.x, walker.z, walker.heading),
+            [frozenset(key)] * (CHUNK * chunks),
+            light,
+            f"The island at {WORDS[light][0]}.",
+        )
+        for key in KEYS
+    ]
+
+
+def roll(omni: Omni, trial: Trial, *, seed: int = 1) -> list[Frames]:
+    """What the model makes of a trial, by chunk."""
+    return play(omni, trial.truth[0][0], trial.keys, trial.prompt, seed=seed)
+
+
+def psnr(made: UInt8[np.ndarray, "n h w 3"], truth: UInt8[np.ndarray, "n h w 3"]) -> float:
+    """Peak signal-to-noise ratio of the whole clip, dB."""
+    error = np.square(made.astype(np.float64) - truth).mean()
+    return 10 * math.log10(255**2 / max(float(error), 1e-9))
+
+
+def ssim(made: UInt8[np.ndarray, "n h w 3"], truth: UInt8[np.ndarray, "n h w 3"]) -> float:
+    """Mean structural similarity of grey pictures (Wang et al. 2004) over windows of 7x7."""
+
+    def windows(frames: UInt8[np.ndarray, "n h w 3"]) -> Float[np.ndarray, "n rows columns 7 7"]:
+        grey = frames.astype(np.float64).mean(-1)
+        return sliding_window_view(grey, (7, 7), axis=(1, 2))[:, ::2, ::2]
+
+    a, b = windows(made), windows(truth)
+    mean_a, mean_b = a.mean((3, 4)), b.mean((3, 4))
+    var_a, var_b = a.var((3, 4)), b.var((3, 4))
+    both = (a * b).mean((3, 4)) - mean_a * mean_b
+    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    likeness = (2 * mean_a * mean_b + c1) * (2 * both + c2)
+    return float((likeness / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))).mean())
+
+
+def chunk_scores(made: Sequence[Frames], truth: Sequence[Frames]) -> dict[str, list[float]]:
+    """PSNR, SSIM, and the PSNR of the first picture standing still, for each chunk.
+
+    The given picture itself does not count.
+    """
+    picture = truth[0][:1]
+    rows: dict[str, list[float]] = {"psnr": [], "ssim": [], "frozen": []}
+    for index, (a, b) in enumerate(zip(made, truth, strict=True)):
+        if index == 0:
+            a, b = a[1:], b[1:]
+        rows["psnr"].append(psnr(a, b))
+        rows["ssim"].append(ssim(a, b))
+        rows["frozen"].append(psnr(np.broadcast_to(picture, b.shape), b))
+    return rows
+
+
+def recognised(made: Sequence[Frames], trials: Sequence[Trial], index: int) -> list[bool]:
+    """For each chunk, whether of all keys' truths the held key's is the closest."""
+    return [
+        int(np.argmax([psnr(chunk, trial.truth[place]) for trial in trials])) == index
+        for place, chunk in enumerate(made)
+    ]
+
+
+def sheet(
+    made: Sequence[Frames], truth: Sequence[Frames], every: int = 12
+) -> UInt8[np.ndarray, "h w 3"]:
+    """Two rows of frames: the model's above the truth."""
+    rows = [np.concatenate(chunks)[::every] for chunks in (made, truth)]
+    return np.concatenate([np.concatenate(list(row), 1) for row in rows], 0)
