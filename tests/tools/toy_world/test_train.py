@@ -40,7 +40,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_that_leaves_the_weights(tmp_p
         assert torch.equal(old, new)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_the_smoke_run_lowers_the_losses_and_exports(tmp_path: Path) -> None:
     assert main(["--out", str(tmp_path), "--smoke"]) == 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -51,4 +51,4 @@ def play(
     )
     request = {"prompt": prompt, "multi_modal_data": {"image": Image.fromarray(picture)}}
     outputs = omni.generate(request, params, py_generator=True, use_tqdm=False)
-    return [cast(np.ndarray, output.images[0]) for output in outputs]
+    return [np.asarray(output.images[0]) for output in outputs]
