@@ -31,7 +31,7 @@ def test_everything_that_the_readme_promises(tmp_path, capsys):
     assert "time to first chunk" in printed
     assert "each further chunk" in printed
     assert "chunk 3/3: 12 pixel frames" in printed
-    assert "noise" in printed
+    assert "island" in printed
 
 
 def test_the_seed_decides(tmp_path):
@@ -47,7 +47,7 @@ def test_the_seed_decides(tmp_path):
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
-    [("--num-frames", "10", "9 + 12k"), ("--height", "60", "16"), ("--scene", "beach", "harbour")],
+    [("--num-frames", "10", "9 + 12k"), ("--height", "60", "16"), ("--scene", "beach", "dusk")],
 )
 def test_bad_options_write_nothing(tmp_path, capsys, option, value, message):
     assert dispatch(["demo", "--out", str(tmp_path / "demo"), option, value]) == 1

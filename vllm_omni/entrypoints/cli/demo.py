@@ -1,6 +1,6 @@
 """Make a short video on any CPU from a drawn picture, a prompt and a recorded camera path.
 
-The model is a tiny one with random weights: the video is noise, made by the real program.
+The model is a tiny one that has learnt one small island by heart, run by the real program.
 """
 
 import argparse
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _FPS = 16.0
 _CAMERA = "glide"
-_PROMPT = "A quiet place in the light of early evening. The camera glides slowly forward."
 _SHEET_EVERY = 4
 """Every fourth pixel frame goes onto the contact sheet."""
 
@@ -53,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-frames", type=integer, default=45, help="9 + 12k pixel frames")
     parser.add_argument("--height", type=integer, default=64, help="multiple of 16")
     parser.add_argument("--width", type=integer, default=96, help="multiple of 16")
-    parser.add_argument("--scene", default="road", help="road, harbour or corridor")
+    parser.add_argument("--scene", default="day", help="day, dusk or night")
     parser.add_argument("--seed", type=integer, default=42)
 
 
@@ -90,14 +89,15 @@ def run(args: argparse.Namespace) -> int:
 def _prepare(out: Path, scene: str, geometry: VideoGeometry, pixel_frames: int) -> Image.Image:
     """Write the inputs of the rollout; returns the first frame."""
     from vllm_omni.diffusion.utils.camera_paths import gliding_path, write_camera_path
-    from vllm_omni.diffusion.utils.scenes import draw_scene
-    from vllm_omni.tools.tiny_checkpoint import write_tiny_checkpoint
+    from vllm_omni.tools.toy_world.shipped import first_picture, write_model
 
-    picture = draw_scene(scene, height=geometry.height, width=geometry.width)
-    write_tiny_checkpoint(out / "model", force=True)
+    picture = first_picture(scene, height=geometry.height, width=geometry.width)
+    write_model(out / "model")
     write_camera_path(out / "camera" / _CAMERA, gliding_path(pixel_frames))
     picture.save(out / "first_frame.png")
-    print(f"wrote {out}/model (random weights), first_frame.png ({scene}, {geometry}), camera/")
+    print(
+        f"wrote {out}/model (a small trained world), first_frame.png ({scene}, {geometry}), camera/"
+    )
     return picture
 
 
@@ -121,7 +121,8 @@ def _rollout(
     """The pixel frames of each chunk, through the public Python interface."""
     from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-    prompt = {"prompt": _PROMPT, "multi_modal_data": {"image": picture}}
+    text = f"The island at {args.scene}."
+    prompt = {"prompt": text, "multi_modal_data": {"image": picture}}
     params = OmniDiffusionSamplingParams(
         height=args.height,
         width=args.width,
@@ -141,4 +142,4 @@ def _summarise(chunk_ms: list[float]) -> None:
         mean_ms = sum(later) / len(later)
         pace = 1000 * CHUNK_PIXEL_FRAMES / mean_ms / _FPS
         print(f"each further chunk: {mean_ms:.0f} ms ({pace:.1f} x real time at {_FPS:g} fps)")
-    print("The weights are random, so the video is noise; a real checkpoint makes pictures.")
+    print("The model knows one small island, blurred; a real checkpoint makes pictures of its own.")
