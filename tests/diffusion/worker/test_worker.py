@@ -9,7 +9,6 @@ import torch
 from tests.helpers.model_builders import (
     keys_request,
     run_rollout,
-    tiny_worker,
 )
 from vllm_omni.diffusion.messages import ChunkPlan
 from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
@@ -24,6 +23,7 @@ from vllm_omni.errors import (
 )
 from vllm_omni.platforms.cpu import CpuPlatform
 
+pytest_plugins = ["tests.helpers.fixtures.workers"]
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
 
@@ -81,15 +81,6 @@ class FailingPipeline(LingBotWorldCausalDMDPipeline):
             yield
         finally:
             hook.remove()
-
-
-@pytest.fixture
-def worker():
-    worker = tiny_worker()
-    yield worker
-    for session_id in tuple(worker.sessions):
-        worker.close_session(session_id)
-    assert worker.pool.pages.num_free == worker.pool.pages.num_pages
 
 
 @pytest.fixture

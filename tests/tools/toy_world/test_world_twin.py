@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.tools.toy_world.export import write_checkpoint
 from vllm_omni.tools.toy_world.latents import chunk_of, condition_of
 from vllm_omni.tools.toy_world.play import load, play
 from vllm_omni.tools.toy_world.prompts import embed_prompts
 from vllm_omni.tools.toy_world.train_world import SIGMAS
 from vllm_omni.tools.toy_world.vae_twin import VaeShape, VaeTwin
-from vllm_omni.tools.toy_world.walks import CHUNK, Walker, key_motion, script
+from vllm_omni.tools.toy_world.walks import Walker, key_motion, script
 from vllm_omni.tools.toy_world.world_twin import WorldShape, WorldTwin, window
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.diffusion]
@@ -43,18 +44,24 @@ def test_six_chunks_of_a_rollout_equal_the_products(tmp_path: Path) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
     with load(tmp_path) as omni:
         latents = play(omni, picture, keys, PROMPT, seed=5, output_type="latent")
-    product = torch.stack([torch.as_tensor(chunk).reshape(16, CHUNK, 8, 12) for chunk in latents])
+    product = torch.stack(
+        [torch.as_tensor(chunk).reshape(16, LATENT_FRAMES_PER_CHUNK, 8, 12) for chunk in latents]
+    )
     assert len(product) == CHUNKS
     assert 0.3 < product.std() < 3
 
     # A script's latent frame 0 has the delta of its keys, too, although it is the picture.
     walker = Walker(0.0, 0.0, 0.0)
-    deltas = np.stack([walker.step(key_motion(held)) for held in keys]).reshape(CHUNKS, CHUNK, 12)
+    deltas = np.stack([walker.step(key_motion(held)) for held in keys]).reshape(
+        CHUNKS, LATENT_FRAMES_PER_CHUNK, 12
+    )
     longest = np.linalg.norm(deltas[..., 9:], axis=-1).max(1)[:, None, None]
     deltas[..., 9:] /= np.where(longest > 0, longest, 1)
     rows, counts = embed_prompts(tmp_path, [PROMPT])
-    picture_condition = condition_of(vae, torch.as_tensor(picture), frames=CHUNK * CHUNKS)
-    mask = torch.zeros(CHUNKS, 4, CHUNK, 8, 12)
+    picture_condition = condition_of(
+        vae, torch.as_tensor(picture), frames=LATENT_FRAMES_PER_CHUNK * CHUNKS
+    )
+    mask = torch.zeros(CHUNKS, 4, LATENT_FRAMES_PER_CHUNK, 8, 12)
     mask[0, :, 0] = 1
     condition = torch.cat(
         [mask, torch.stack([chunk_of(picture_condition, c) for c in range(CHUNKS)])], 1
@@ -63,13 +70,15 @@ def test_six_chunks_of_a_rollout_equal_the_products(tmp_path: Path) -> None:
         torch.from_numpy(deltas).float()[None],
         torch.tensor([1]),
         (rows, counts, torch.zeros(1, CHUNKS, dtype=torch.long)),
-        torch.arange(CHUNKS)[None] * CHUNK,
+        torch.arange(CHUNKS)[None] * LATENT_FRAMES_PER_CHUNK,
     )
     generator = torch.Generator().manual_seed(5)
     for c in range(CHUNKS):
         slots = [*range(c), c]
         sees = [window(slot, range(c), world.shape.ring_chunks) for slot in slots]
-        noise = [torch.randn(16, CHUNK, 8, 12, generator=generator) for _ in SIGMAS]
+        noise = [
+            torch.randn(16, LATENT_FRAMES_PER_CHUNK, 8, 12, generator=generator) for _ in SIGMAS
+        ]
         x = noise[0]
         for step, sigma in enumerate(SIGMAS):
             blocks = torch.cat([torch.cat([product[:c], x[None]]), condition[: c + 1]], 1)

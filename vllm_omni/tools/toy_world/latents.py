@@ -9,9 +9,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from tqdm import tqdm
 
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.tools.toy_world.stage import DEVICE, averaged
 from vllm_omni.tools.toy_world.vae_twin import VaeShape, VaeTwin, pixels_of
-from vllm_omni.tools.toy_world.walks import CHUNK, Walk, random_walk
+from vllm_omni.tools.toy_world.walks import Walk, random_walk
 
 SHARD = 50
 """Walks of a shard."""
@@ -103,6 +104,10 @@ def load_shards(folder: Path, known: int = 0) -> list[Encoded]:
 
 def chunk_of(frames: Tensor, index: int) -> Tensor:
     """Latent frames of one chunk; past the end the last frame stands for all (conditions)."""
-    if CHUNK * (index + 1) <= frames.shape[-3]:
-        return frames[..., CHUNK * index : CHUNK * (index + 1), :, :]
-    return frames[..., -1:, :, :].expand(*frames.shape[:-3], CHUNK, *frames.shape[-2:])
+    if LATENT_FRAMES_PER_CHUNK * (index + 1) <= frames.shape[-3]:
+        return frames[
+            ..., LATENT_FRAMES_PER_CHUNK * index : LATENT_FRAMES_PER_CHUNK * (index + 1), :, :
+        ]
+    return frames[..., -1:, :, :].expand(
+        *frames.shape[:-3], LATENT_FRAMES_PER_CHUNK, *frames.shape[-2:]
+    )

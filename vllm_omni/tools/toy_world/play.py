@@ -9,8 +9,8 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vllm_omni import Omni
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, pixel_frames_of
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
-from vllm_omni.tools.toy_world.walks import CHUNK
 
 Frames = UInt8[np.ndarray, "_pixel_frames _height _width 3"]
 
@@ -40,11 +40,14 @@ def play(
         seed: of the noise.
         output_type: ``"latent"`` for latents.
     """
-    chunks = [[sorted(held) for held in keys[i : i + CHUNK]] for i in range(0, len(keys), CHUNK)]
+    chunks = [
+        [sorted(held) for held in keys[i : i + LATENT_FRAMES_PER_CHUNK]]
+        for i in range(0, len(keys), LATENT_FRAMES_PER_CHUNK)
+    ]
     params = OmniDiffusionSamplingParams(
         height=picture.shape[0],
         width=picture.shape[1],
-        num_frames=12 * len(chunks) - 3,
+        num_frames=pixel_frames_of(len(chunks)),
         seed=seed,
         output_type=output_type,
         extra_args={"camera_action_script": chunks},

@@ -9,11 +9,15 @@ from jaxtyping import Float, UInt8
 from numpy.lib.stride_tricks import sliding_window_view
 
 from vllm_omni import Omni
+from vllm_omni.diffusion.geometry import (
+    CHUNK_PIXEL_FRAMES,
+    FIRST_CHUNK_PIXEL_FRAMES,
+    LATENT_FRAMES_PER_CHUNK,
+)
 from vllm_omni.tools.toy_world.place import LIGHTS
 from vllm_omni.tools.toy_world.play import Frames, play
 from vllm_omni.tools.toy_world.prompts import NEUTRAL, WORDS
 from vllm_omni.tools.toy_world.walks import (
-    CHUNK,
     Walker,
     chunk_lights,
     film,
@@ -38,11 +42,11 @@ class Trial:
 
 
 def _by_chunk(frames: Frames) -> list[Frames]:
-    return np.split(frames, range(9, len(frames), 12))
+    return np.split(frames, range(FIRST_CHUNK_PIXEL_FRAMES, len(frames), CHUNK_PIXEL_FRAMES))
 
 
 def _trial(walker: Walker, keys: list[frozenset[str]], light: int, prompt: str) -> Trial:
-    lights = chunk_lights([light] * (len(keys) // CHUNK), light)
+    lights = chunk_lights([light] * (len(keys) // LATENT_FRAMES_PER_CHUNK), light)
     frames, _ = film(walker, script_motions(keys), lights)
     return Trial(keys, prompt, _by_chunk(frames))
 
@@ -53,7 +57,7 @@ def held_out_trial(index: int, *, chunks: int) -> Trial:
     walker = Walker.anywhere(rng)
     scout = Walker(walker.x, walker.z, walker.heading)
     press, keys = key_presses(rng), []
-    for frame in range(CHUNK * chunks):
+    for frame in range(LATENT_FRAMES_PER_CHUNK * chunks):
         keys.append(press(scout))
         if frame:
             scout.step(script_motions([keys[-1]])[0])
@@ -70,7 +74,7 @@ def key_trials(index: int, *, chunks: int) -> list[Trial]:
         free = True
         for key in KEYS:
             scout = Walker(walker.x, walker.z, walker.heading)
-            for motion in script_motions([frozenset(key)] * (CHUNK * chunks)):
+            for motion in script_motions([frozenset(key)] * (LATENT_FRAMES_PER_CHUNK * chunks)):
                 scout.step(motion)
                 free = free and not scout.hit
         if free:
@@ -79,7 +83,7 @@ def key_trials(index: int, *, chunks: int) -> list[Trial]:
     return [
         _trial(
             Walker(walker.x, walker.z, walker.heading),
-            [frozenset(key)] * (CHUNK * chunks),
+            [frozenset(key)] * (LATENT_FRAMES_PER_CHUNK * chunks),
             light,
             f"The island at {WORDS[light][0]}.",
         )

@@ -4,13 +4,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.models.lingbot_world.camera import (
     build_rays,
     fold_camera,
     reference_intrinsics,
 )
 
-CHUNK = 3
 RAY_KINDS = ("recorded path", "keys or live camera")
 _RECORDED_INTRINSICS = (500.0, 500.0, 416.0, 240.0)
 
@@ -31,12 +31,12 @@ def rope(starts: Int64[Tensor, "*n"], grid: tuple[int, int], head_dim: int) -> T
         for axis in axes
     )
     place = starts.device
-    frame = (starts[..., None] + torch.arange(CHUNK, device=place)).double()[
+    frame = (starts[..., None] + torch.arange(LATENT_FRAMES_PER_CHUNK, device=place)).double()[
         ..., None, None, None
     ] * temporal
     row = torch.arange(grid[0], device=place).double()[:, None, None] * rows
     column = torch.arange(grid[1], device=place).double()[:, None] * columns
-    shape = (*starts.shape, CHUNK, *grid, -1)
+    shape = (*starts.shape, LATENT_FRAMES_PER_CHUNK, *grid, -1)
     angles = torch.cat([part.expand(shape) for part in (frame, row, column)], -1)
     angles = angles.flatten(-4, -2)[..., None, :]
     return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)

@@ -19,13 +19,14 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
+from vllm_omni.diffusion.models.lingbot_world.chunk import DmdSchedule
 from vllm_omni.tools.toy_world.latents import Encoded, chunk_of, load_shards
 from vllm_omni.tools.toy_world.prompts import PROMPTS, WORDS, embed_prompts
 from vllm_omni.tools.toy_world.stage import DEVICE, Stage
-from vllm_omni.tools.toy_world.walks import CHUNK
 from vllm_omni.tools.toy_world.world_twin import WorldShape, WorldTwin, window
 
-SIGMAS = torch.tensor([1.0, 0.9375, 5 * 0.5 / (0.5 + 5 * 0.5), 5 * 0.25 / (0.75 + 5 * 0.25)])
+SIGMAS = torch.tensor(DmdSchedule.with_shift(5.0).sigmas)
 """Noise levels of the four probes at flow shift 5."""
 RUN = 4
 """Chunks of a row that are learnt."""
@@ -125,9 +126,14 @@ class Corpus:
             torch.stack([chunk_of(shard.latents[w], c) for c in chunks]).float(),
             torch.stack([chunk_of(self.own[s][w], c) for c in chunks]).float(),
             torch.stack(condition),
-            torch.stack([shard.deltas[w][CHUNK * c : CHUNK * (c + 1)] for c in chunks]),
+            torch.stack(
+                [
+                    shard.deltas[w][LATENT_FRAMES_PER_CHUNK * c : LATENT_FRAMES_PER_CHUNK * (c + 1)]
+                    for c in chunks
+                ]
+            ),
             torch.tensor([words[light] for light in lights]),
-            torch.tensor([CHUNK * (c + (gap if c else 0)) for c in chunks]),
+            torch.tensor([LATENT_FRAMES_PER_CHUNK * (c + (gap if c else 0)) for c in chunks]),
             torch.tensor(0 if recorded else 1),
         )
 

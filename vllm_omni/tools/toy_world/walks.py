@@ -17,6 +17,7 @@ from vllm_omni.diffusion.camera_motion import (
     PITCH_STEP_RAD,
     YAW_STEP_RAD,
 )
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, TEMPORAL_FACTOR
 from vllm_omni.tools.toy_world.place import (
     LIGHTS,
     PITCH_LIMIT,
@@ -28,10 +29,6 @@ from vllm_omni.tools.toy_world.place import (
 
 STEP = 0.3
 """Metres of one key step: a viewer at 16 frames a second walks at 1.2 m/s."""
-PIXEL_FRAMES = 4
-"""Pixel frames of a latent frame (the first latent frame of a session has one)."""
-CHUNK = 3
-"""Latent frames of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +68,8 @@ def script(text: str) -> list[frozenset[str]]:
 def script_motions(keys: Sequence[frozenset[str]]) -> list[Motion]:
     """What a script of keys makes the camera do: the longest step of each chunk has length 1."""
     motions = []
-    for first in range(0, len(keys), CHUNK):
-        chunk = [key_motion(held) for held in keys[first : first + CHUNK]]
+    for first in range(0, len(keys), LATENT_FRAMES_PER_CHUNK):
+        chunk = [key_motion(held) for held in keys[first : first + LATENT_FRAMES_PER_CHUNK]]
         longest = max(math.hypot(motion.forward, motion.right) for motion in chunk) or 1.0
         motions += [
             replace(motion, forward=motion.forward / longest, right=motion.right / longest)
@@ -148,9 +145,9 @@ def chunk_lights(prompts: Sequence[int], first: int) -> list[list[Float[np.ndarr
     eye = np.eye(len(LIGHTS))
     now, frames = eye[first], [[eye[first]]]
     for index, target in enumerate(prompts):
-        steps = (CHUNK - (index == 0)) * PIXEL_FRAMES
+        steps = (LATENT_FRAMES_PER_CHUNK - (index == 0)) * TEMPORAL_FACTOR
         fade = [now + (eye[target] - now) * (k + 1) / steps for k in range(steps)]
-        frames += [fade[k : k + PIXEL_FRAMES] for k in range(0, steps, PIXEL_FRAMES)]
+        frames += [fade[k : k + TEMPORAL_FACTOR] for k in range(0, steps, TEMPORAL_FACTOR)]
         now = eye[target]
     return frames
 
@@ -170,7 +167,7 @@ def film(
         deltas.append(walker.step(motion))
         new = walker.view()
         for k, light in enumerate(fade):
-            share = (k + 1) / PIXEL_FRAMES
+            share = (k + 1) / TEMPORAL_FACTOR
             view = View(
                 *(a + (b - a) * share for a, b in zip(_numbers(old), _numbers(new), strict=True))
             )
@@ -257,7 +254,7 @@ def random_walk(seed: int, *, chunks: int, **size: int) -> Walk:
     # The policy looks at the walker, so the motions are found on a walker of their own.
     scout = Walker(walker.x, walker.z, walker.heading)
     motions = [policy(scout)]
-    for _ in range(CHUNK * chunks - 1):
+    for _ in range(LATENT_FRAMES_PER_CHUNK * chunks - 1):
         motions.append(policy(scout))
         scout.step(motions[-1])
     frames, deltas = film(walker, motions, chunk_lights(prompts.tolist(), first), **size)

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.tools.toy_world.tokens import (
-    CHUNK,
     patchify,
     ray_basis,
     rope,
@@ -48,7 +48,7 @@ class WorldShape:
     @property
     def ring_chunks(self) -> int:
         """Chunks between the sink and the present one that are seen."""
-        return (self.sliding_window_num_frames - self.sink_size) // CHUNK - 1
+        return (self.sliding_window_num_frames - self.sink_size) // LATENT_FRAMES_PER_CHUNK - 1
 
     def fields(self) -> dict[str, object]:
         """The fields by their names in ``config.json``."""
@@ -306,7 +306,9 @@ class WorldTwin(nn.Module):
             tokens, own = block(tokens, modulation, scene, layer, sees, before)
             made.append(own)
         out = self.head(tokens, time).float().unflatten(-1, (2, 2, -1))  # row, column, channel
-        out = out.unflatten(2, (CHUNK, *self.grid)).permute(0, 1, 7, 2, 3, 5, 4, 6)
+        out = out.unflatten(2, (LATENT_FRAMES_PER_CHUNK, *self.grid)).permute(
+            0, 1, 7, 2, 3, 5, 4, 6
+        )
         return out.flatten(6, 7).flatten(4, 5), made
 
     def _begin(self) -> None:

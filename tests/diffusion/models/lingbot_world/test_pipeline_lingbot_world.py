@@ -35,19 +35,11 @@ from vllm_omni.errors import (
     SessionClosedError,
 )
 
+pytest_plugins = ["tests.helpers.fixtures.workers"]
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
 CHUNKS = 5
 """The tiny model's window is full after three."""
-
-
-@pytest.fixture
-def worker():
-    worker = tiny_worker()
-    yield worker
-    for session_id in tuple(worker.sessions):
-        worker.close_session(session_id)
-    assert worker.pool.pages.num_free == worker.pool.pages.num_pages
 
 
 def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
