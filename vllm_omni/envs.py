@@ -108,10 +108,18 @@ def check() -> None:
         raise ConfigError(f"environment: {'; '.join(wrong)}")
 
 
-def visible_devices(platform: str) -> str | None:
-    """Device list that the operator allows this process on a platform, ``None`` when not set."""
-    name = _VISIBLE_DEVICES.get(platform)
-    return None if name is None else os.environ.get(name)
+def visible_devices(platform: str, workers: Mapping[str, str]) -> tuple[str, str | None]:
+    """Name of a platform's variable of visible devices, and its value.
+
+    Args:
+        platform: ``cuda`` or ``npu``.
+        workers: variables of the workers, which stand over those of this process.
+
+    Returns:
+        The name and the list, ``None`` where it is not set.
+    """
+    name = _VISIBLE_DEVICES[platform]
+    return name, workers.get(name, os.environ.get(name))
 
 
 def show_devices(platform: str, devices: str) -> None:

@@ -27,6 +27,8 @@ def test_the_list_stands_over_the_environment_and_that_over_the_nodes(dev, monke
     assert devices.visible_device_count("cuda", None) == 3
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert devices.visible_device_count("cuda", None) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,-1,3")
+    assert devices.visible_device_count("cuda", None) == 2
     assert devices.visible_device_count("cuda", "GPU-a") == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert devices.visible_device_count("cuda", None) == 0
@@ -55,12 +57,50 @@ def test_too_few_devices_names_both_numbers():
         devices.check_device_count(ranks=2, visible=1, devices="7")
 
 
+@pytest.mark.usefixtures("dev")
 @pytest.mark.parametrize("listed", ["1,0", "0,0", "0,,1", "0,x", "", "0,2,1"])
 def test_a_list_that_does_not_rise_would_lose_npus(listed):
     with pytest.raises(ConfigError, match="rising numbers such as '0,1,2,3', got"):
-        devices.visible_device_count("npu", listed)
+        devices.device_names("npu", listed, {})
 
 
-def test_a_list_that_rises_is_counted():
-    assert devices.visible_device_count("npu", "0, 2,10") == 3
-    assert devices.visible_device_count("cuda", "1,0") == 2
+@pytest.mark.usefixtures("dev")
+def test_without_a_variable_the_list_is_what_the_library_gets():
+    assert devices.device_names("npu", "0, 2,10", {}) == "0,2,10"
+    assert devices.device_names("cuda", "1,0", {}) == "1,0"
+    assert devices.device_names("cuda", None, {}) is None
+    assert devices.device_names("cpu", "7", {}) == "7"
+
+
+@pytest.mark.usefixtures("dev")
+@pytest.mark.parametrize(
+    ("allowed", "listed", "names"),
+    [
+        ("4,5,6,7", "0,1,2,3", "4,5,6,7"),
+        ("4, 5,6,7", "3,0", "7,4"),
+        ("GPU-aa,GPU-bb", "1", "GPU-bb"),
+        ("MIG-aa,3", "0", "MIG-aa"),
+        ("4,5", "GPU-aa,1", "GPU-aa,5"),
+        ("4,5", "MIG-GPU-aa/1/2", "MIG-GPU-aa/1/2"),
+    ],
+)
+def test_numbers_count_the_entries_of_the_operators_variable(monkeypatch, allowed, listed, names):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+    assert devices.device_names("cuda", listed, {}) == names
+
+
+@pytest.mark.parametrize(("allowed", "beyond"), [("4,5", "2"), ("4,-1,6", "2"), ("", "2")])
+def test_a_number_beyond_the_variable_is_refused_with_both_lists(monkeypatch, allowed, beyond):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+    message = rf"devices='0,2' counts .* CUDA_VISIBLE_DEVICES='{allowed}' .* no entry .*{beyond};"
+    with pytest.raises(ConfigError, match=message):
+        devices.device_names("cuda", "0,2", {})
+
+
+def test_the_variable_of_the_workers_stands_over_that_of_the_server(monkeypatch):
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,1")
+    workers = {"ASCEND_RT_VISIBLE_DEVICES": "4,6"}
+    assert devices.device_names("npu", "0,1", workers) == "4,6"
+    assert devices.visible_device_count("npu", None, {"ASCEND_RT_VISIBLE_DEVICES": "4"}) == 1
+    with pytest.raises(ConfigError, match="must be rising numbers such as '0,1,2,3', got '6,4'"):
+        devices.device_names("npu", "1,0", workers)

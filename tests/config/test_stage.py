@@ -1,5 +1,6 @@
 """What together cannot be honoured is refused before a worker starts; the rest gets its default."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from tests.helpers.fake_checkpoint import write_fake_checkpoint
 from vllm_omni.config.resolve import resolve
 from vllm_omni.config.stage import ENGINE_PATH
 from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.worker.process import prepare_environment
 from vllm_omni.errors import CheckpointError, ConfigError, UnsupportedParallelismError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
@@ -78,6 +80,18 @@ def test_more_ranks_than_devices(real_size, monkeypatch):
     with pytest.raises(ConfigError, match="shows 1"):
         resolve(real_size, overrides=overrides, platform="npu", visible_devices=1)
     assert resolve(real_size, overrides=overrides, platform="cpu").config.parallel.world_size == 4
+
+
+def test_the_workers_see_the_operators_devices_and_no_others(real_size, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    overrides = {"ulysses_degree": 4, "devices": "0,1,2,3"}
+    resolved = resolve(real_size, overrides=overrides, platform="cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")  # undone, whatever the worker sets
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    prepare_environment(resolved.config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    with pytest.raises(ConfigError, match="no entry 4;"):
+        resolve(real_size, overrides=overrides | {"devices": "0,1,2,4"}, platform="cuda")
 
 
 def test_several_ranks_take_worker_processes_and_never_one(model):

@@ -1,42 +1,86 @@
-"""How many devices this process may use, found out without loading a device library."""
+"""Which devices the ranks may use, found out without loading a device library."""
 
-from itertools import pairwise
+from collections.abc import Mapping
+from itertools import pairwise, takewhile
 from pathlib import Path
+from types import MappingProxyType
 
 from vllm_omni import envs
 from vllm_omni.errors import ConfigError
 
 _NODES = {"cuda": "nvidia[0-9]*", "npu": "davinci[0-9]*"}
+_NAMES = ("GPU-", "MIG-")
+"""How CUDA's own names of devices begin."""
 _DEV = Path("/dev")
 
 
-def visible_device_count(platform: str, devices: str | None) -> int | None:
+def device_names(platform: str, devices: str | None, env: Mapping[str, str]) -> str | None:
+    """Translate ``devices`` to the names that the device library understands.
+
+    A number counts the entries of the operator's variable of visible devices, where there is one:
+    with ``CUDA_VISIBLE_DEVICES=4,5``, ``devices="1"`` is GPU 5. UUIDs and names of MIG slices are
+    names already.
+
+    Args:
+        env: variables of the workers, which stand over those of this process.
+
+    Returns:
+        The names, comma-separated; ``None`` where all visible devices may be used.
+
+    Raises:
+        ConfigError: if a number lies beyond the variable's list, or an NPU could not make out the
+            names.
+    """
+    if platform not in _NODES or devices is None:
+        return devices
+    variable, allowed = envs.visible_devices(platform, env)
+    names = [name.strip() for name in devices.split(",")]
+    if allowed is not None:
+        listed = _usable(allowed)
+        beyond = [name for name in names if name.isdecimal() and int(name) >= len(listed)]
+        if beyond:
+            raise ConfigError(
+                f"devices={devices!r} counts the {len(listed)} entries of {variable}={allowed!r} "
+                f"from 0, which has no entry {', '.join(beyond)}; list other numbers under devices "
+                f"or let {variable} show more"
+            )
+        names = [listed[int(name)] if name.isdecimal() else name for name in names]
+    if platform == "npu":
+        _check_rising(names)
+    return ",".join(names)
+
+
+def visible_device_count(
+    platform: str, devices: str | None, env: Mapping[str, str] = MappingProxyType({})
+) -> int | None:
     """Devices that the ranks may use; ``None`` where there is no limit or it cannot be told.
 
     A ``devices`` list stands over the operator's environment, that over the device nodes.
-
-    Raises:
-        ConfigError: if an NPU could not make out the list.
     """
     if platform not in _NODES:
         return None
-    if platform == "npu" and devices is not None:
-        _check_rising(devices)
-    listed = devices if devices is not None else envs.visible_devices(platform)
-    if listed is not None:
-        return len([name for name in listed.split(",") if name.strip()])
+    if devices is not None:
+        return len(devices.split(","))
+    _, allowed = envs.visible_devices(platform, env)
+    if allowed is not None:
+        return len(_usable(allowed))
     return len(list(_DEV.glob(_NODES[platform]))) or None
 
 
-def _check_rising(devices: str) -> None:
+def _usable(allowed: str) -> list[str]:
+    """The entries of a variable of visible devices, up to the first that names no device."""
+    names = (name.strip() for name in allowed.split(","))
+    return list(takewhile(lambda name: name.isdecimal() or name.startswith(_NAMES), names))
+
+
+def _check_rising(names: list[str]) -> None:
     """CANN reads a list up to the first number that does not rise, and drops the rest silently."""
-    numbers = [name.strip() for name in devices.split(",")]
-    rising = all(name.isdecimal() for name in numbers) and all(
-        int(one) < int(next_one) for one, next_one in pairwise(numbers)
+    rising = all(name.isdecimal() for name in names) and all(
+        int(one) < int(next_one) for one, next_one in pairwise(names)
     )
     if not rising:
         raise ConfigError(
-            f"devices of an NPU must be rising numbers such as '0,1,2,3', got {devices!r}"
+            f"devices of an NPU must be rising numbers such as '0,1,2,3', got {','.join(names)!r}"
         )
 
 

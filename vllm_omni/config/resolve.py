@@ -7,7 +7,7 @@ platform section of the file, default. What is refused is refused here, before a
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_omni import envs
@@ -15,6 +15,7 @@ from vllm_omni.config.checkpoint import find_checkpoint, require_model
 from vllm_omni.config.deploy_file import DeployFile, load_deploy_file
 from vllm_omni.config.devices import (
     check_device_count,
+    device_names,
     refuse_missing_devices,
     visible_device_count,
 )
@@ -149,6 +150,8 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
         kv_cache=construct(KVCacheConfig, values),
         **decided_fields(stage),
     )
+    names = device_names(config.device, config.devices, config.env)
+    config = replace(config, devices=names)
     sampling = construct(SamplingDefaults, values)
     check_sampling(sampling, config)
     _check_devices(config, host)
@@ -175,7 +178,7 @@ def _check_devices(config: OmniDiffusionConfig, host: Host) -> None:
         return
     visible = host.visible_devices
     if visible is None:
-        visible = visible_device_count(config.device, config.devices)
+        visible = visible_device_count(config.device, config.devices, config.env)
     check_device_count(ranks=config.parallel.world_size, visible=visible, devices=config.devices)
 
 

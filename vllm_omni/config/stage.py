@@ -53,8 +53,10 @@ class StageSettings:
     device: Annotated[Device | None, setting(
         "platform of the ranks", "--device", unsaid="found by its device nodes")] = None
     devices: Annotated[_Devices | None, setting(
-        'visible devices, for example "0,1,2,3"; refused where the machine shows none and '
-        'device does not say cpu', unsaid="all")] = None
+        'devices of the ranks, for example "0,1,2,3": numbers count the entries of '
+        'CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES where it is set, UUIDs and names of MIG '
+        'slices pass; refused where the machine shows none and device does not say cpu',
+        unsaid="all")] = None
     dtype: Annotated[_DType, setting(
         "kind of floats", "--dtype", unsaid="auto: bfloat16, float32 on CPU")] = "auto"
     distributed_executor_backend: Annotated[Literal["mp", "uni", "inline"] | None, setting(

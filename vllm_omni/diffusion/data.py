@@ -166,7 +166,8 @@ class OmniDiffusionConfig:
     Attributes:
         model: local directory of the checkpoint.
         device: platform of the ranks.
-        devices: comma-separated devices that the ranks may use, ``None`` for all visible ones.
+        devices: comma-separated devices that the ranks may use, by the names that the device
+            library understands; ``None`` for all visible ones.
         geometry: size that is warmed up and that requests get when they name none; ``None``
             derives the size from the picture.
         enforce_eager: no compilation; always true where the platform cannot compile.
