@@ -15,6 +15,7 @@ PRODUCT = ("vllm_omni", "benchmarks", "examples")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_MEDIAN_FUNCTION_LINES = 12
+MIN_SUMMARY_WORDS = 5
 ENVIRONMENT_FILE = "vllm_omni/envs.py"
 NPU_FILES = {
     "vllm_omni/platforms/npu.py",
@@ -128,6 +129,22 @@ def _raises_again(handler: ast.ExceptHandler) -> bool:
     return isinstance(last, ast.Raise) and last.exc is None
 
 
+def describing_nothing(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """A docstring says what a reader cannot see in the name; a method that only fills in an
+    interface carries ``@override`` and none."""
+    if not path.startswith("vllm_omni/"):
+        return
+    described = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(tree):
+        text = ast.get_docstring(node) if isinstance(node, described) else None
+        if text is None:
+            continue
+        summary = text.split("\n\n")[0]
+        if len(summary.split()) < MIN_SUMMARY_WORDS or "See :" in text:
+            line = 1 if isinstance(node, ast.Module) else node.lineno
+            yield line, f"docstring {summary!r}"
+
+
 RULES: tuple[Rule, ...] = (
     long_functions,
     probing_attributes,
@@ -135,6 +152,7 @@ RULES: tuple[Rule, ...] = (
     naming_torch_npu,
     asking_a_tensor_what_it_is,
     catching_everything,
+    describing_nothing,
 )
 
 
@@ -198,6 +216,7 @@ OFFENCES = {
     naming_torch_npu: "import_module('torch_npu')",
     asking_a_tensor_what_it_is: "x.is_npu",
     catching_everything: "def f():\n try: g()\n except (OSError, Exception): pass",
+    describing_nothing: 'def f():\n    """See :class:`Interface`, the place where f is."""',
 }
 
 

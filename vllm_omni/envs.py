@@ -48,7 +48,7 @@ class Variable(Generic[Value]):
     help: str
 
     def __call__(self) -> Value:
-        """The value now.
+        """Read the variable, or return its default.
 
         Raises:
             ConfigError: naming the variable, what is allowed and what it is.

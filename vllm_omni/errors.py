@@ -65,7 +65,7 @@ class UnsupportedParallelismError(ConfigError, NotImplementedError):
 
 
 class ConfigTypeError(ConfigError, TypeError):
-    """A setting of the wrong kind, or one that no longer exists."""
+    """A setting of the wrong kind, or one that this version does not have."""
 
 
 class ConfigNotFoundError(ConfigError, FileNotFoundError):

@@ -48,7 +48,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
+    """The declaration of one setting of the deploy file or the command line.
 
     Attributes:
         key: name in a stage of the deploy file, with dots where it is nested.

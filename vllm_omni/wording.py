@@ -106,7 +106,7 @@ def shown(value: object) -> str:
 
 
 def one_of(names: Iterable[object]) -> str:
-    """``a, b or c``."""
+    """Join words to ``a, b or c``."""
     *others, last = map(str, names)
     return f"{', '.join(others)} or {last}" if others else last
 

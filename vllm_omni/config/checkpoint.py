@@ -9,7 +9,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def require_model(model: str) -> None:
-    """Refuse a blank model.
+    """Refuse a model name that is missing or blank.
 
     Raises:
         ConfigError: always the same text, whatever else is wrong.

@@ -110,7 +110,7 @@ class Host:
 
 
 def engine_name(backend: object) -> str:
-    """``"default"`` or ``"ar_diffusion"``.
+    """Return ``"default"`` or ``"ar_diffusion"``, whichever the setting means.
 
     Raises:
         ConfigError: if an import path leads nowhere.

@@ -103,7 +103,7 @@ class DiffusionParallelConfig:
 
     @property
     def world_size(self) -> int:
-        """Number of worker processes."""
+        """Number of worker processes, one for each rank."""
         return self.tensor_parallel_size * self.ulysses_degree
 
     def check_heads(self, num_heads: int) -> None:

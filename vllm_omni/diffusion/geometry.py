@@ -38,12 +38,12 @@ class VideoGeometry:
 
     @property
     def latent_height(self) -> int:
-        """Latent rows."""
+        """Rows of a latent frame, one for 8 rows of pixels."""
         return self.height // SPATIAL_FACTOR
 
     @property
     def latent_width(self) -> int:
-        """Latent columns."""
+        """Columns of a latent frame, one for 8 columns of pixels."""
         return self.width // SPATIAL_FACTOR
 
     @property

@@ -89,7 +89,7 @@ class SessionRequest:
 
     @property
     def geometry(self) -> VideoGeometry:
-        """Size of the video."""
+        """Size of the video, with what follows from it in latents and tokens."""
         return VideoGeometry(self.height, self.width)
 
 

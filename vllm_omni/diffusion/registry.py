@@ -56,7 +56,7 @@ class ModelEntry:
         _imported(self.checkpoint_check)(directory, parallel)
 
     def prepare_picture(self, source: object) -> SourceImage:
-        """Decode a first picture.
+        """Decode a first picture into the form that this model takes.
 
         Raises:
             InvalidRequestError: if it is none.

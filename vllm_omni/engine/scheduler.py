@@ -329,7 +329,7 @@ class Scheduler:
         return ChunkTask(session, *session.plan_chunk(now_s))
 
     def _due_end(self, session: EngineSession) -> tuple[EndReason, OmniError | None] | None:
-        """Why a session ends now, if it does."""
+        """Return why the session ends at this chunk boundary, ``None`` if it goes on."""
         drained = (EndReason.FAILED, _shutting_down()) if self.draining else None
         return session.due_end or drained
 
@@ -358,7 +358,7 @@ class Scheduler:
         return self._places.num_placeable(self._line.values())
 
     def _line_changed(self) -> None:
-        """Tell its position to every session that has to wait, and count."""
+        """Tell every session that has to wait its place in line, and update the figures."""
         waiting = tuple(self._line.values())[self._num_placeable() :]
         for position, session in enumerate(waiting, start=1):
             session.emit(Waiting(position))

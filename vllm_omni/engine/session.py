@@ -64,7 +64,7 @@ class StopCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The session stands in line; 1 is next."""
+    """The session stands in line; position 1 is next."""
 
     position: int
 
@@ -184,7 +184,7 @@ class EngineSession:
 
     @property
     def label(self) -> str:
-        """The client's id and the workers' id, for the log."""
+        """The client's id and the workers' id of the session, for the log."""
         session = f"session {self.session_id}"
         return session if self.request_id is None else f"{self.request_id} ({session})"
 

@@ -25,5 +25,5 @@ class EventQueue:
                 raise
 
     async def get(self) -> SessionEvent:
-        """The next event."""
+        """Wait for the next event and return it."""
         return await self._events.get()

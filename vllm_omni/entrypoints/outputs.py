@@ -65,13 +65,13 @@ class ClipCollector:
     durations: dict[str, float] = field(default_factory=dict)
 
     def add(self, event: ChunkReady) -> None:
-        """Take one chunk."""
+        """Keep the pixels and the timings of one chunk."""
         self.chunks.append(event.result.data)
         for name, seconds in stage_seconds(event.result.timings).items():
             self.durations[name] = self.durations.get(name, 0.0) + seconds
 
     def output(self, request_id: str, prompt: object, peak_bytes: int) -> OmniRequestOutput:
-        """The whole clip."""
+        """Join the chunks into the output of the whole clip."""
         latent = self.request.output is OutputKind.LATENT
         payload: object = np.concatenate(self.chunks, axis=2 if latent else 0)
         if latent:
@@ -92,7 +92,7 @@ class ClipCollector:
 
 
 def _tensor(latent: Shaped[np.ndarray, "..."]) -> object:
-    """Latents are tensors; torch is loaded only where they are asked for."""
+    """Make latents a tensor; torch is loaded only where latents are asked for."""
     import torch
 
     return torch.from_numpy(latent)

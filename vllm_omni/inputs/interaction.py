@@ -66,7 +66,7 @@ class ControlEvent:
 
     @property
     def modalities(self) -> frozenset[str]:
-        """What the event changes."""
+        """Names of what the event changes: the prompt, the camera, or both."""
         values = {"prompt": self.prompt, "camera": self.camera}
         return frozenset(name for name, value in values.items() if value is not None)
 

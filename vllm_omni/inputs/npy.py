@@ -38,7 +38,7 @@ class _Header(Checked):
 def read_npy(
     file: BufferedReader, *, row_shape: tuple[int, ...], max_rows: int, field: str
 ) -> Shaped[np.ndarray, "rows ..."]:
-    """Read ``[rows, *row_shape]`` numbers.
+    """Read an array ``[rows, *row_shape]`` of numbers, checked before memory is taken for it.
 
     Args:
         file: at its start.

@@ -73,7 +73,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class RequestPolicy:
-    """What a deployment allows.
+    """What a deployment allows a request, and what it adds to one.
 
     Attributes:
         limits: of its model.

@@ -52,7 +52,7 @@ class AcceleratorPlatform(Platform):
 
     @override
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy through pinned memory.
+        """Copy a tensor to the host through pinned memory.
 
         Every call takes a new pinned buffer, since one that is used again might be written before
         an earlier copy out of it has run.

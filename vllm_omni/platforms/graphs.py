@@ -96,7 +96,7 @@ class GraphRuntime(Protocol):
         ...
 
     def new_pool(self) -> GraphPool:
-        """Make an empty pool."""
+        """Make a pool that no graph uses yet."""
         ...
 
     def capture(

@@ -139,7 +139,7 @@ def _flag_row(flag: Flag) -> str:
 
 
 def write_pages(directory: Path) -> None:
-    """Write both pages."""
+    """Write both reference pages into ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "deploy_yaml.md").write_text(deploy_reference(), encoding="utf-8")
     (directory / "cli.md").write_text(cli_reference(), encoding="utf-8")

@@ -87,7 +87,7 @@ class QuantReport:
         return max(self.chunks, key=lambda chunk: chunk.relative)
 
     def lines(self) -> Iterator[str]:
-        """The report as text."""
+        """Return the report as lines of text."""
         for layer in self.layers:
             yield f"{layer.name:<24} relative error {layer.relative:.5f}"
         for chunk in self.chunks:
@@ -210,7 +210,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the report."""
+    """Measure one checkpoint and print the report."""
     args = _arguments(argv)
     config = OmniDiffusionConfig(
         model=str(args.checkpoint),

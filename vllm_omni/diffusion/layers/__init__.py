@@ -1,1 +1,1 @@
-"""Layers shared by models."""
+"""Layers and linear methods that any model can be built from."""

@@ -1,1 +1,1 @@
-"""Models and their loader."""
+"""World models, what a worker asks of one, and the reader of their weights."""

@@ -26,7 +26,7 @@ class TimedLaps(Protocol):
     """How long the parts of a chunk took."""
 
     def timings(self) -> ChunkTimings:
-        """Only once the device has done their work."""
+        """Return all laps. Call only after the device has finished their work."""
         ...
 
 
@@ -38,15 +38,15 @@ class SizedModel(Protocol):
     """What the KV pool is planned from."""
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """Shape of the window KV on this rank."""
+        """Return the shape of the window KV on this rank."""
         ...
 
     def state_bytes(self, geometry: VideoGeometry) -> int:
-        """What a session of this size holds beside its KV window, in bytes on this rank."""
+        """Count the bytes that a session of this size holds on this rank beside its KV window."""
         ...
 
     def workspace_bytes(self, geometry: VideoGeometry) -> int:
-        """What the chunk being made holds from its start to its end, in bytes on this rank.
+        """Count the bytes on this rank that a chunk holds from its start to its end.
 
         Activations of single layers are not counted.
         """
@@ -55,11 +55,11 @@ class SizedModel(Protocol):
 
 @runtime_checkable
 class RealtimePipeline(SizedModel, Protocol[SessionT]):
-    """A model that makes a rollout chunk by chunk. Holds weights; sessions hold state."""
+    """A model that makes a rollout chunk by chunk. It holds weights; sessions hold state."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the window KV."""
+        """The dtype of the window KV."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class RealtimePipeline(SizedModel, Protocol[SessionT]):
         ...
 
     def commit_chunk(self, session: SessionT) -> float:
-        """Make the chunk part of the session's history; milliseconds until it was queued."""
+        """Make the chunk part of the history; return the milliseconds until this was queued."""
         ...
 
     def release(self) -> None:

@@ -1,1 +1,1 @@
-"""Helpers of the public surface."""
+"""Helpers for users of the package: camera paths, first pictures, video files."""

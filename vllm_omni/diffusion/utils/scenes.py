@@ -40,7 +40,7 @@ class _Canvas:
         self.picture.paste(Image.fromarray(np.ascontiguousarray(band)), (0, first))
 
     def polygon(self, points: Sequence[Point], colour: Colour) -> None:
-        """Fill a polygon."""
+        """Fill a polygon whose corners are fractions of width and height."""
         self._pen.polygon([self._pixel(point) for point in points], fill=colour)
 
     def disc(self, centre: Point, radius: Number, colour: Colour) -> None:

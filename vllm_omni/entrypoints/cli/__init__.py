@@ -1,1 +1,1 @@
-"""The command line."""
+"""The ``vllm-omni`` command and its sub-commands."""

@@ -37,7 +37,7 @@ class _Film:
     captions: list[str] = field(default_factory=list)
 
     def add(self, frames: UInt8[np.ndarray, "frames height width 3"], chunk_ms: float) -> None:
-        """Note one chunk."""
+        """Note the frames of one chunk and how long it took."""
         for pixels in frames:
             if self.pixel_frames % _SHEET_EVERY == 0:
                 self.picked.append(pixels)
@@ -47,7 +47,7 @@ class _Film:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``vllm-omni demo``."""
+    """Add the options of ``vllm-omni demo`` to its parser."""
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder of results")
     parser.add_argument("--num-frames", type=integer, default=45, help="9 + 12k pixel frames")
     parser.add_argument("--height", type=integer, default=64, help="multiple of 16")

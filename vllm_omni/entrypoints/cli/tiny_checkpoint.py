@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``vllm-omni tiny-checkpoint``."""
+    """Add the options of ``vllm-omni tiny-checkpoint`` to its parser."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="written complete or not")
     parser.add_argument(
         "--force", action="store_true", help="replace an earlier tiny checkpoint in DIR"

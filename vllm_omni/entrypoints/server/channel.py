@@ -42,7 +42,7 @@ class SocketChannel:
         self._lock = asyncio.Lock()
 
     async def receive(self) -> str:
-        """The next text frame.
+        """Wait for the next text frame of the client.
 
         Raises:
             ClientGoneError: if the socket was closed.
@@ -62,7 +62,7 @@ class SocketChannel:
         return self._lock.locked()
 
     async def send(self, message: ServerMessage) -> None:
-        """Send one message.
+        """Send one message, after those that are being sent.
 
         Raises:
             ClientGoneError: if the socket was closed.

@@ -23,7 +23,7 @@ _TRANSLATED = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2002:
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """Fetches pictures for clients.
+    """Fetches the pictures that clients name by URL.
 
     Attributes:
         allowed_hosts: the only host names that may be fetched from, whatever their addresses;

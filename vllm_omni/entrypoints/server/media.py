@@ -75,7 +75,7 @@ class ChunkEncoder:
         return self._track.parameters.codec_string
 
     def encode(self, frames: UInt8[np.ndarray, "pixel_frames height width 3"]) -> bytes:
-        """All of ``frames`` (RGB) as one chunk; the first one starts with ``ftyp`` + ``moov``."""
+        """Encode all ``frames`` (RGB) as one chunk; the first begins with ``ftyp`` + ``moov``."""
         self._require_open()
         if not len(frames) or frames.shape[1:3] != self._size:
             raise ValueError(f"need frames of {self._size}, got shape {frames.shape}")
@@ -89,7 +89,7 @@ class ChunkEncoder:
         return self._written(samples)
 
     def finish(self) -> bytes:
-        """What the encoder still holds, normally nothing; ends the stream."""
+        """Return what the encoder still holds, normally nothing; ends the stream."""
         self._require_open()
         samples = [mp4_boxes.sample(bytes(packet)) for packet in self._codec.encode(None)]
         self.close()

@@ -45,7 +45,7 @@ class ParameterSets:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One video track.
+    """The one video track of a file.
 
     Attributes:
         timescale: ticks per second.

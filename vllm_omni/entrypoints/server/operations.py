@@ -39,30 +39,30 @@ def operations_router(state: ServerState) -> APIRouter:
 
     @router.get("/version")
     async def version() -> dict[str, str]:
-        """Version of the package."""
+        """Answer with the version of the package."""
         return {"version": __version__}
 
     @router.get("/load")
     async def load() -> dict[str, int]:
-        """Sessions on the workers and in line."""
+        """Answer with the number of sessions on the workers and in line."""
         return {"server_load": state.client.engine.num_sessions}
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        """Prometheus text format."""
+        """Answer with all figures in Prometheus' text format."""
         body = generate_latest(state.client.engine.metrics.registry)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/v1/models")
     async def models() -> dict[str, object]:
-        """One entry per served name."""
+        """Answer with one entry per served name."""
         root = state.client.deployment.config.model
         names = state.config.served_model_names
         return {"object": "list", "data": [_model(name, root, created) for name in names]}
 
     @router.get("/v1/realtime/capabilities")
     async def capabilities() -> Capabilities:
-        """What ``session.start`` may ask for."""
+        """Answer with what ``session.start`` may ask for."""
         return state.capabilities()
 
     return router

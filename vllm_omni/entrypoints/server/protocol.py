@@ -174,7 +174,7 @@ class SessionResetDone(_ServerMessage):
 
 
 class SessionPong(_ServerMessage):
-    """Answer to ``session.ping``."""
+    """The answer of the server to ``session.ping``."""
 
     type: Literal["session.pong"] = "session.pong"
 

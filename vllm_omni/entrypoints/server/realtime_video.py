@@ -138,7 +138,7 @@ class RealtimeVideoSession:
             await self._end_early(stalled=stalled)
 
     def _account(self, fault: BaseException | None, *, stalled: bool) -> None:
-        """Have the session ended and counted; the engine does both for one that it has."""
+        """Stop the session and count its end; the engine counts sessions that it knows."""
         cause = StopCause.STALLED if stalled else StopCause.ASKED
         if isinstance(fault, ClientGoneError | ClientTooSlowError):
             cause = StopCause.DISCONNECTED
@@ -152,7 +152,7 @@ class RealtimeVideoSession:
             self._engine.metrics.stopped(cause)
 
     async def _end_early(self, *, stalled: bool) -> None:
-        """Say the end for a session whose video nobody waits for."""
+        """Tell the client that the session ends before its video began."""
         if stalled:
             await self._channel.send_error(
                 SessionClosedError(f"Stall timeout: no progress for {self._timers.stall:.0f} s"),
@@ -283,7 +283,7 @@ class RealtimeVideoSession:
         return start, request
 
     async def _read_client(self) -> None:
-        """Obey the client; returns when it stops a session that has made nothing yet."""
+        """Obey the client until it stops a session that has made nothing yet."""
         while True:
             try:
                 text = await self._channel.receive()
@@ -311,7 +311,7 @@ class RealtimeVideoSession:
                 self._resets.put_nowait(message)
 
     def _stop_now(self) -> bool:
-        """Stop the session; whether there is no chunk to wait for."""
+        """Stop the session; tell whether there is no chunk to wait for."""
         self._stopped = True
         if self._session_id is None:
             return True
@@ -320,7 +320,7 @@ class RealtimeVideoSession:
         return waiting
 
     async def _prepare_resets(self) -> None:
-        """Pictures may take a minute to come; meanwhile the client is read."""
+        """Prepare resets in turn. Pictures may take a minute, so the client is read meanwhile."""
         while True:
             message = await self._resets.get()
             try:

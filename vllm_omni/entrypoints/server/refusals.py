@@ -14,7 +14,7 @@ logger = get_logger(__name__)
 
 
 def count_refusal(metrics: EngineMetrics, request_id: str, error: OmniError) -> None:
-    """Count one refused request."""
+    """Count and log a request that was refused before it became a session."""
     reason = "invalid_request" if status_of(error) < INTERNAL_ERROR else "unavailable"
     if isinstance(error, ServerFullError):
         reason = "server_full"

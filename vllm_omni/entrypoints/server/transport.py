@@ -31,7 +31,7 @@ SOCKET_PATH = "/v1/realtime/video"
 
 
 class VideoSocketProtocol(WebSocketsSansIOProtocol):
-    """Uvicorn's, but the connection ends although the client takes nothing off it any more.
+    """Uvicorn's protocol, but the connection ends even if the client has stopped reading.
 
     Uvicorn waits for its unsent bytes without a limit.
     """
@@ -45,13 +45,13 @@ class VideoSocketProtocol(WebSocketsSansIOProtocol):
             self._cut_off = self.loop.call_later(_CUT_OFF_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Cancel the limit, since the connection is gone already."""
         if self._cut_off is not None:
             self._cut_off.cancel()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The server ends: so does this connection."""
+        """End this connection with the server, although the client may have bytes left to read."""
         super().shutdown()
         if self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -92,7 +92,7 @@ def _route_logs() -> None:
 
 
 def _is_no_probe(record: logging.LogRecord) -> bool:
-    """Whether a line of the access log is worth a line: not a successful question for health."""
+    """Tell whether the access log should have a line: successful health probes are left out."""
     match record.args:
         case (_, "GET", str(path), _, HTTPStatus.OK):
             return path.partition("?")[0] not in _PROBES
@@ -100,7 +100,7 @@ def _is_no_probe(record: logging.LogRecord) -> bool:
 
 
 def _is_no_life_cycle(record: logging.LogRecord) -> bool:
-    """Whether a line is not of uvicorn's own start and end; problems always are wanted."""
+    """Tell whether a line is not about uvicorn's own start or end; problems always pass."""
     return record.levelno > logging.INFO or PurePath(record.pathname).parent.name not in _LIFE_CYCLE
 
 

@@ -41,7 +41,7 @@ Order = Literal["asc", "desc"]
 
 
 class VideoStatus(StrEnum):
-    """Where a job is."""
+    """How far a job has come."""
 
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"
@@ -88,14 +88,14 @@ class VideoJob:
         self.progress = min(int(share * 100), 99)
 
     def completed(self, file: Path, video: FinishedVideo) -> None:
-        """Take the result."""
+        """Take over the finished video; the job is over."""
         # The pictures are in the file; only the figures stay in memory.
         self.file, self.video = file, replace(video, mp4=b"")
         self.progress = 100
         self._end(VideoStatus.COMPLETED)
 
     def failed(self, error: BaseException) -> None:
-        """Take the reason why there will be no result."""
+        """Note why there will be no video; the job is over."""
         self.failure = (status_of(error), message_of(error))
         self.stored_bytes = 0
         self._end(VideoStatus.FAILED)
@@ -107,7 +107,7 @@ class VideoJob:
         self.status, self.ended_at = status, time.time()
 
     def to_json(self) -> dict[str, object]:
-        """The job object."""
+        """Return the job as clients see it."""
         session, video = self.request.session, self.video
         duration_s = self.request.duration_s
         return {
@@ -167,7 +167,7 @@ class VideoJobs:
         return job
 
     def get(self, video_id: str) -> VideoJob:
-        """A job.
+        """Return the job of this id.
 
         Raises:
             HttpRefusalError: 404 if there is none.
@@ -247,7 +247,7 @@ class VideoJobs:
         job.completed(path, video)
 
     def _settle(self, job: VideoJob, rollout: VideoRollout, task: asyncio.Task[None]) -> None:
-        """The one end of every job's task, however it ended."""
+        """Record the end of a job's task, however it ended."""
         rollout.abandon()
         del self._tasks[job.video_id]
         if task.cancelled():

@@ -59,13 +59,13 @@ class VideoRequest:
 
     @property
     def num_frames(self) -> int:
-        """Pixel frames."""
+        """Number of pixel frames of the video."""
         assert self.session.num_chunks is not None, "a bounded request has a length"
         return pixel_frames_of(self.session.num_chunks)
 
     @property
     def duration_s(self) -> float:
-        """Playing time."""
+        """Playing time of the video in seconds."""
         return self.num_frames / self.session.fps
 
 

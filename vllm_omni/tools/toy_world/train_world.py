@@ -95,7 +95,7 @@ class Corpus:
             self.own.append(shard.latents.clone())
 
     def draw(self, rng: np.random.Generator, batch: int, plan: Plan) -> Rows:
-        """Draw rows at random."""
+        """Draw a batch of rows from walks at random."""
         picks = [self._draw_row(rng, first=plan is FIRST) for _ in range(batch)]
         columns = list(zip(*picks, strict=True))
         shard, walk, chunks = (list(column) for column in columns[:3])

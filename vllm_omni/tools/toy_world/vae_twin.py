@@ -245,7 +245,7 @@ class VaeTwin(nn.Module):
         return self.quant_conv(self.encoder(pixels))[:, : self.z_dim]
 
     def decode(self, latents: Clip) -> Clip:
-        """Pixels, not clamped."""
+        """Return the pixels of latents, not clamped to [-1, 1]."""
         return self.decoder(self.post_quant_conv(latents))
 
 

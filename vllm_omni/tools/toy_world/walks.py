@@ -104,7 +104,7 @@ class Walker:
                 return cls(x, z, float(rng.uniform(-math.pi, math.pi)))
 
     def view(self) -> View:
-        """What the picture shows."""
+        """Return what the picture shows from where the walker stands."""
         return View(self.x, self.z, self.heading, self.neck)
 
     def step(self, motion: Motion) -> Float[np.ndarray, "12"]:

@@ -242,7 +242,7 @@ class WorldTwin(nn.Module):
 
     @property
     def layers(self) -> list[_Block]:
-        """The transformer's blocks."""
+        """The blocks of the transformer with their own type."""
         return [cast(_Block, block) for block in self.blocks]
 
     def scene(

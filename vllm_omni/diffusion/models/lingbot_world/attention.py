@@ -86,7 +86,7 @@ def attend_heads(
     window: LayerWindow,
     parts: LayerParts,
 ) -> Float[Tensor, "tokens local_heads head_dim"]:
-    """Like :func:`attend_window` without the exchange back."""
+    """Attend as :func:`attend_window` does, but leave out the exchange back to tokens."""
     exchange = parts.exchange
     query, key, value = exchange.tokens_to_heads(
         query, key, value, latent_frames=LATENT_FRAMES_PER_CHUNK
@@ -108,7 +108,7 @@ WindowAttention = Callable[..., Tensor]
 
 @runtime_checkable
 class AttendingBlock(Protocol):
-    """The parts of a transformer block that a :class:`PostAttention` puts in order."""
+    """A transformer block, as far as a :class:`PostAttention` calls its parts."""
 
     self_attn: SelfAttention
     cross_attn: CrossAttention
@@ -121,7 +121,7 @@ class AttendingBlock(Protocol):
         gate: Float32[Tensor, "rows dim"],
         camera: CameraModulation,
     ) -> tuple[Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]]:
-        """Residual stream after gate and camera, and the input of the cross-attention."""
+        """Return the residual stream after gate and camera, and the input of cross-attention."""
         ...
 
 
@@ -156,7 +156,7 @@ class PostAttention(Protocol):
         gate: Float32[Tensor, "rows dim"],
         layer: LayerContext,
     ) -> Float[Tensor, "tokens dim"]:
-        """The residual stream after self-attention, camera and cross-attention.
+        """Return the residual stream after self-attention, camera and cross-attention.
 
         Mutates the pages of the window.
 
@@ -169,13 +169,13 @@ class PostAttention(Protocol):
 
 
 class EagerPostAttention:
-    """Module after module."""
+    """Calls the modules of a block one after another."""
 
     def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
-        """There is nothing to make ready."""
+        """Do nothing: modules need no preparation."""
 
     def begin_session(self, tokens: int) -> None:
-        """Sessions of all sizes are alike."""
+        """Do nothing: modules take any number of tokens."""
 
     def run(
         self,
@@ -223,11 +223,11 @@ class LayerParts:
 
     @property
     def scale(self) -> float:
-        """Softmax scale."""
+        """Factor of the attention scores, ``1 / sqrt(head_dim)``."""
         return self.config.attention_head_dim**-0.5
 
     def qk_norm(self) -> RMSNormAcrossHeads:
-        """A norm for queries or keys."""
+        """Make a norm for the queries or the keys of one attention."""
         config = self.config
         return RMSNormAcrossHeads(
             config.dim, config.eps, self.dtype, tensor_parallel=self.tensor_parallel
@@ -248,13 +248,13 @@ class SelfAttention(nn.Module):
 
     @property
     def local_heads(self) -> int:
-        """Heads that this rank's weights make."""
+        """Number of heads that the weights of this rank make."""
         return self.qkv.local_dim // self.parts.config.attention_head_dim
 
     def forward(
         self, x: Float[Tensor, "tokens dim"], window: LayerWindow
     ) -> Float[Tensor, "tokens dim"]:
-        """Attend. Mutates the window's pages."""
+        """Attend to the window and to the chunk itself. Mutates the window's pages."""
         attended = self.parts.attend(*self.queries_keys_values(x, window), window, self.parts)
         return self.o(attended.flatten(1))
 
@@ -265,7 +265,7 @@ class SelfAttention(nn.Module):
         Float[Tensor, "tokens heads head_dim"],
         Float[Tensor, "tokens heads head_dim"],
     ]:
-        """Inputs of the attention: normalised, cut into heads, turned by position."""
+        """Make queries, keys and values: normalised, cut into heads, rotated by position."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         rotate = self.parts.rotary.rotate
         query = rotate(self._heads(self.norm_q(query)), window.rotary)
@@ -303,11 +303,11 @@ class CrossAttention(nn.Module):
         self.norm_k = parts.qk_norm()
 
     def text_kv(self, text: Float[Tensor, "text_tokens dim"]) -> TextKV:
-        """Keys and values of an embedded prompt, computed once per prompt."""
+        """Compute keys and values of an embedded prompt; once per prompt is enough."""
         return TextKV(key=self._heads(self.norm_k(self.k(text))), value=self._heads(self.v(text)))
 
     def forward(self, x: Float[Tensor, "tokens dim"], text: TextKV) -> Float[Tensor, "tokens dim"]:
-        """Attend to the prompt; tokens stay on their rank."""
+        """Attend to the prompt; every token stays on its rank."""
         query = self._heads(self.norm_q(self.q(x)))
         attended = self.parts.backend.attend(query, text.key, text.value, scale=self.parts.scale)
         return self.o(attended.flatten(1))

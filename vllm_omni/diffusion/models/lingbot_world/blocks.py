@@ -33,7 +33,7 @@ _HEAD_ROWS = 2
 
 @dataclass(frozen=True, slots=True)
 class TimeEmbedding:
-    """One timestep, embedded.
+    """A timestep in the form that blocks and head take.
 
     Attributes:
         head: input of the head's modulation.
@@ -58,7 +58,7 @@ def modulate(
     shift: Float32[Tensor, "rows dim"],
     eps: float,
 ) -> Float[Tensor, "tokens dim"]:
-    """``LN(x) (1 + scale) + shift`` in float32, one row of scale and shift per frame.
+    """Compute ``LN(x) (1 + scale) + shift`` in float32, one row of scale and shift per frame.
 
     They are weight and bias of the norm, which applies them in the same pass.
     """
@@ -73,13 +73,13 @@ def add_gated(
     update: Float[Tensor, "tokens dim"],
     gate: Float32[Tensor, "rows dim"],
 ) -> Float[Tensor, "tokens dim"]:
-    """``x + update * gate``, summed in float32 and rounded once."""
+    """Compute ``x + update * gate`` in float32 and round the sum once."""
     frames = update.unflatten(0, (gate.shape[0], -1))
     return (frames * gate.unsqueeze(1)).flatten(0, 1).add_(x).to(x.dtype)
 
 
 class LingBotWorldBlock(nn.Module):
-    """Self-attention, camera modulation, cross-attention, feed-forward."""
+    """One layer: self-attention, camera modulation, cross-attention, feed-forward."""
 
     def __init__(self, parts: LayerParts) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class LingBotWorldBlock(nn.Module):
         self.cam_shift_layer = ReplicatedLinear(dim, dim, dtype, linear)
 
     def camera_modulation(self, camera: Float[Tensor, "tokens dim"]) -> CameraModulation:
-        """Gain and shift of this layer; they depend on the camera only, so once per chunk."""
+        """Compute gain and shift of this layer. Only the camera decides them: once per chunk."""
         hidden = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(camera))) + camera
         return CameraModulation(1 + self.cam_scale_layer(hidden), self.cam_shift_layer(hidden))
 
@@ -124,7 +124,7 @@ class LingBotWorldBlock(nn.Module):
         gate: Float32[Tensor, "rows dim"],
         camera: CameraModulation,
     ) -> tuple[Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]]:
-        """Residual stream after gate and camera, and the input of the cross-attention."""
+        """Return the residual stream after gate and camera, and the input of cross-attention."""
         x = add_gated(x, projected, gate)
         x = camera.gain * x + camera.shift
         return x, self.norm3(x)
@@ -132,19 +132,19 @@ class LingBotWorldBlock(nn.Module):
     def write_only(
         self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding, window: LayerWindow
     ) -> None:
-        """Store this layer's keys and values; the end of a commit. Mutates the pages."""
+        """Store keys and values and stop, as the last layer of a commit. Mutates the pages."""
         attention, _ = self._modulations(time)
         modulated = modulate(x, attention.scale, attention.shift, self.eps)
         self.self_attn.write_only(modulated, window)
 
     def _modulations(self, time: TimeEmbedding) -> tuple[Modulation, Modulation]:
-        """Those of the attention and of the feed-forward part."""
+        """Return the modulations of the attention and of the feed-forward part."""
         rows = (self.modulation + time.blocks.float()).unbind(dim=1)
         return Modulation(*rows[:3]), Modulation(*rows[3:])
 
 
 class Head(nn.Module):
-    """Modulated norm and projection to the patch of each token."""
+    """The output layer: a modulated norm and a projection to the patch of each token."""
 
     def __init__(self, parts: LayerParts, out_features: int) -> None:
         super().__init__()
@@ -156,6 +156,6 @@ class Head(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens dim"], time: TimeEmbedding
     ) -> Float[Tensor, "tokens features"]:
-        """Project this rank's tokens."""
+        """Project the tokens of this rank to patches of latents."""
         shift, scale = (self.modulation + time.head.float().unsqueeze(1)).unbind(dim=1)
         return self.head(modulate(x, scale, shift, self.eps))

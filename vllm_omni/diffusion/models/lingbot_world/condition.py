@@ -58,7 +58,7 @@ class ConditionState:
     fixed: Float[Tensor, "channels 3 latent_height latent_width"] | None
 
     def bytes(self) -> int:
-        """Bytes of all tensors held."""
+        """Count the bytes of all tensors held."""
         if self.fixed is not None:
             return self.fixed.nbytes
         return 0 if self.encoder is None else self.encoder.bytes()
@@ -83,13 +83,13 @@ class ConditionEncoder:
 
     @staticmethod
     def fresh() -> ConditionState:
-        """State of a session that has not begun."""
+        """Return the state of a session that has not begun."""
         return ConditionState(0, EncoderState.fresh(), None)
 
     def next_chunk(
         self, state: ConditionState
     ) -> tuple[Float[Tensor, "channels 3 latent_height latent_width"], ConditionState]:
-        """Mask (4 channels) and normalised image latents of the next chunk.
+        """Return mask (4 channels) and normalised image latents of the next chunk.
 
         Returns:
             The condition, which the caller must not write to, and the session's new state.
@@ -108,7 +108,7 @@ class ConditionEncoder:
         return condition, ConditionState(chunk_index + 1, encoder, None)
 
     def _pixels(self, chunk_index: int) -> Float[Tensor, "3 pixel_frames height width"]:
-        """The picture first in chunk 0, zeros everywhere else."""
+        """Return the picture followed by zeros for chunk 0, and zeros for every later chunk."""
         images = 1 if chunk_index == 0 else 0
         grey_frames = chunk_pixel_frames(chunk_index) - images
         grey = self.image.new_zeros(1).expand(3, grey_frames, *self.image.shape[1:])

@@ -101,12 +101,12 @@ class LingBotWorldConfig:
 
     @property
     def dim(self) -> int:
-        """Channels of a token."""
+        """Number of channels of a token: heads times the size of a head."""
         return self.num_attention_heads * self.attention_head_dim
 
     @property
     def window(self) -> WindowLayout:
-        """Sink and ring."""
+        """Layout of a session's KV window: the sink and the ring behind it."""
         frames = (
             self.sliding_window_num_frames if self.local_attn_size == -1 else self.local_attn_size
         )

@@ -64,11 +64,11 @@ class LeaseInputs:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All four, in the order of the captured function's arguments."""
+        """Return all four, in the order of the captured function's arguments."""
         return (self.hidden, self.gate, self.gain, self.shift)
 
     def fit(self, other: LeaseInputs) -> bool:
-        """Whether each tensor has the shape, dtype and device of the other's."""
+        """Tell whether each tensor has the shape, dtype and device of the other's."""
         return all(
             mine.shape == theirs.shape
             and mine.dtype == theirs.dtype
@@ -93,7 +93,7 @@ class LeaseOutputs:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All three, in the order of the captured function's results."""
+        """Return all three, in the order of the captured function's results."""
         return (self.projected, self.residual, self.normalised)
 
 
@@ -154,7 +154,7 @@ class Slot:
 
     @classmethod
     def empty(cls, index: int, size: LeaseSize, pool: GraphPool) -> Slot:
-        """Zeroed buffers, so that a first run over them meets ordinary numbers."""
+        """Make zeroed buffers, so that a first run over them meets ordinary numbers."""
         shape, device = (size.tokens, size.dim), size.device
         attended, hidden, gain, shift = (
             torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(4)
@@ -164,7 +164,7 @@ class Slot:
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
-        """Arguments of the captured function."""
+        """Return the arguments of the captured function."""
         return (self.attended, *self.inputs.tensors)
 
 
@@ -206,14 +206,14 @@ class Lease:
 
     @property
     def projection_input(self) -> BFloat16[Tensor, "tokens dim"]:
-        """The buffer for the attention's output, until :meth:`finish`."""
+        """Return the buffer for the attention's output, to be written before :meth:`finish`."""
         self._check_alive()
         if self.state is LeaseState.FINISHED:
             raise LeaseError("the projection input was asked for after its graph was replayed")
         return self.slot.attended
 
     def mark_written(self) -> None:
-        """Declare the projection input complete on the lease's stream; once."""
+        """Declare the projection input complete on the lease's stream; allowed once."""
         self._check_alive()
         self._check_stream()
         if self.state is not LeaseState.OPEN:

@@ -64,7 +64,7 @@ class CapturedBlock:
         slots: Sequence[tuple[tuple[Tensor, ...], GraphPool]],
         runtime: GraphRuntime,
     ) -> CapturedBlock:
-        """Capture a block.
+        """Capture what follows the attention of a block, once over each slot.
 
         Args:
             slots: arguments of the captured function, and the memory of its graph.
@@ -147,7 +147,7 @@ class Fingerprint:
             self._watch_all(vars(torch_module)[hooks], hooks)
 
     def change(self) -> str | None:
-        """Name of the first object that is not what it was; ``None`` if all are."""
+        """Return the name of the first object that is not what it was; ``None`` if all are."""
         try:
             return self._replaced() or self._rewritten()
         except KeyError as error:

@@ -60,7 +60,7 @@ def configured_post_attention(
     parallel: ParallelState,
     device: torch.device,
 ) -> PostAttention:
-    """The configured way from a block's attention to the end of its cross-attention.
+    """Make the configured way from a block's attention to the end of its cross-attention.
 
     Raises:
         ConfigError: if the configuration does not go with graphs, before any weight is read.
@@ -82,7 +82,7 @@ def configured_post_attention(
 
 
 class LeasedPostAttention:
-    """A :class:`PostAttention` over the graphs of all blocks of one transformer on one rank.
+    """A :class:`PostAttention` that replays graphs of all blocks of one transformer, on one rank.
 
     One forward at a time uses it; the lock guards nothing but the choice of a slot.
 
@@ -125,7 +125,7 @@ class LeasedPostAttention:
         )
 
     def begin_session(self, tokens: int) -> None:
-        """Refuse a session after a failure; say once of a session that it runs without graphs.
+        """Refuse a session after a failure; log once that a size of session runs without graphs.
 
         Raises:
             WorkerFailedError: if a lease has failed.
@@ -148,7 +148,7 @@ class LeasedPostAttention:
         gate: Float32[Tensor, "rows dim"],
         layer: LayerContext,
     ) -> Float[Tensor, "tokens dim"]:
-        """The residual stream after self-attention, camera and cross-attention, by a replay.
+        """Return the residual stream after self-attention, camera and cross-attention.
 
         Raises:
             WorkerFailedError: if anything was raised inside the lease, or a block was changed.
@@ -171,7 +171,7 @@ class LeasedPostAttention:
 
     @contextmanager
     def acquire(self, block: AttendingBlock, inputs: LeaseInputs) -> Iterator[Lease]:
-        """Borrow a slot: its inputs are copied, its last reader is waited for on the device.
+        """Borrow a slot: inputs are copied in once the device is done with its last reader.
 
         Whatever is raised before the lease has ended passes on unchanged, and the slot is never
         given out again.

@@ -22,7 +22,7 @@ _CACHED_PROMPTS = 4
 
 
 class TextEncoder:
-    """Embeds prompts; the last few results are kept.
+    """Embeds prompts and keeps the last few results.
 
     Args:
         tokenizer: pads on the right.
@@ -74,7 +74,7 @@ class TextEncoder:
     def tokenize(
         self, prompt: str
     ) -> tuple[Int64[Tensor, "1 text_tokens"], Int64[Tensor, "1 text_tokens"]]:
-        """Token ids and mask of one prompt, padded on the right or cut with a notice in the log."""
+        """Return token ids and mask of a prompt, padded on the right, or cut and logged."""
         rows = self.tokenizer(
             [prompt],
             padding="max_length",

@@ -57,7 +57,7 @@ class ChunkContext:
     rotary: RotaryTables
 
     def layers(self) -> Iterator[LayerContext]:
-        """The context of each layer in turn."""
+        """Yield the context of each layer in turn."""
         for camera, text, pages in zip(self.camera, self.text, self.pages, strict=True):
             yield LayerContext(camera, text, LayerWindow(pages, self.plan, self.rotary))
 
@@ -99,21 +99,21 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
 
     @property
     def local_heads(self) -> int:
-        """Attention heads that this rank's weights make, before any exchange."""
+        """Number of attention heads that this rank's weights make, before any exchange."""
         return self.layers[0].self_attn.local_heads
 
     @property
     def layers(self) -> tuple[LingBotWorldBlock, ...]:
-        """The blocks as what they are; a module list knows only modules."""
+        """The blocks with their own type; a module list only says that they are modules."""
         return tuple(cast(LingBotWorldBlock, block) for block in self.blocks)
 
     def chunk_tokens(self, geometry: VideoGeometry) -> int:
-        """Tokens of a chunk on this rank."""
+        """Count the tokens of a chunk on this rank."""
         tokens = LATENT_FRAMES_PER_CHUNK * geometry.tokens_per_frame
         return self.exchange.plan.local_count(tokens)
 
     def checkpoint_targets(self) -> dict[str, WeightTarget]:
-        """Every tensor of the checkpoint, by name, and where this rank puts it."""
+        """Map the name of every checkpoint tensor to the place where this rank puts it."""
         return weight_targets(self)
 
     def embed_time(self, timesteps: Float32[Tensor, " rows"]) -> TimeEmbedding:
@@ -130,14 +130,14 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         )
 
     def embed_text(self, prompt: Float[Tensor, "text_tokens text_dim"]) -> tuple[TextKV, ...]:
-        """Keys and values of a prompt in every layer. All rows count, padding too."""
+        """Compute the prompt's keys and values for every layer. Rows of padding count, too."""
         text = self.text_embedding(prompt)
         return tuple(block.cross_attn.text_kv(text) for block in self.layers)
 
     def embed_camera(
         self, camera: Float[Tensor, "384 latent_frames height width"]
     ) -> tuple[CameraModulation, ...]:
-        """Modulation of every layer by the folded camera rays of a chunk."""
+        """Compute every layer's modulation by the folded camera rays of a chunk."""
         tokens = self.exchange.plan.split(patchify(camera)).flatten(0, 1)
         hidden = self.patch_embedding_wancamctrl(tokens)
         activated = nn.functional.silu(self.c2ws_hidden_states_layer1(hidden))
@@ -153,7 +153,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         geometry: VideoGeometry,
         start_latent_frame: int,
     ) -> ChunkContext:
-        """What the forwards of the chunk at ``start_latent_frame`` share.
+        """Collect what the forwards of the chunk at ``start_latent_frame`` share.
 
         Args:
             camera: folded rays of the chunk.
@@ -171,7 +171,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
     def rotary_tables(
         self, geometry: VideoGeometry, start_latent_frame: int, device: torch.device
     ) -> RotaryTables:
-        """Rotary tables of this rank's tokens of the chunk at ``start_latent_frame``, prepared."""
+        """Prepare the rotary tables of this rank's tokens of the chunk at the given frame."""
         whole = self.rotary_positions.tables(
             start_latent_frame=start_latent_frame,
             latent_frames=LATENT_FRAMES_PER_CHUNK,
@@ -193,7 +193,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         time: TimeEmbedding,
         context: ChunkContext,
     ) -> Float[Tensor, "out_channels latent_frames height width"]:
-        """Flow of a chunk. Writes the chunk's keys and values into the window.
+        """Predict the flow of a chunk. Writes the chunk's keys and values into the window.
 
         Args:
             latents: noise | mask | image condition, in the model's dtype.
@@ -212,7 +212,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         time: TimeEmbedding,
         context: ChunkContext,
     ) -> None:
-        """The same forward for its keys and values alone: the last layer stops there."""
+        """Run the forward for its keys and values alone: the last layer stops there."""
         x = self._embed(latents)
         *blocks, last_block = self.layers
         *layers, last = context.layers()

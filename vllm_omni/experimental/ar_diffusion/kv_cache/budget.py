@@ -29,32 +29,32 @@ class KVCacheSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Keys and values of one page in all layers."""
+        """Bytes of the keys and values of one page in all layers."""
         return self.page_tokens * self.token_bytes
 
     @property
     def token_bytes(self) -> int:
-        """Key and value of one token in all layers."""
+        """Bytes of the key and the value of one token in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
 
     @property
     def text_bytes(self) -> int:
-        """Keys and values of the prompt in all layers."""
+        """Bytes of the keys and values of a prompt in all layers."""
         width = self.text_heads * self.head_dim * self.element_bytes
         return 2 * self.num_layers * self.text_tokens * width
 
     def window_tokens(self, tokens_per_frame: int) -> int:
-        """Tokens that the window of one session holds."""
+        """Number of tokens that the window of one session holds."""
         return self.window_frames * tokens_per_frame
 
     def window_pages(self, tokens_per_frame: int) -> int:
-        """Pages that the window of one session takes."""
+        """Number of pages that the window of one session takes."""
         return -(-self.window_tokens(tokens_per_frame) // self.page_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolBudget:
-    """The pool that fits.
+    """The size of the KV pool that fits into memory.
 
     Attributes:
         num_pages: pages of the pool.

@@ -69,7 +69,7 @@ class KVPool:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all layers."""
+        """Bytes of the pages of all layers."""
         return self.pages.num_pages * self.spec.page_bytes
 
 
@@ -93,7 +93,7 @@ class SessionKV:
         self.closed = False
 
     def plan(self, start_latent_frame: int, latent_frames: int) -> WindowPlan:
-        """Where a chunk that starts at ``start_latent_frame`` writes and what it sees.
+        """Say where a chunk that starts at ``start_latent_frame`` writes and what it sees.
 
         The frames it overwrites are out of its sight, so probes and commit use the same plan.
         """
@@ -125,7 +125,7 @@ class SessionKV:
     def chronological(
         self, layer: int, committed_latent_frames: int
     ) -> tuple[Float[Tensor, "tokens heads head_dim"], Float[Tensor, "tokens heads head_dim"]]:
-        """Copies of the committed keys and values, oldest frame first (for inspection)."""
+        """Copy the committed keys and values, oldest frame first (for inspection)."""
         size, page_tokens = self.tokens_per_frame, self.pool.spec.page_tokens
         slots = torch.tensor(self.layout.resident_frames(committed_latent_frames))
         tokens = (slots[:, None] * size + torch.arange(size)).flatten()
@@ -143,7 +143,7 @@ class SessionKV:
 
 @dataclass(frozen=True, slots=True)
 class PageAllocation:
-    """Pages of one session, ascending."""
+    """The pages that one session holds, in ascending order."""
 
     pages: tuple[int, ...]
 
@@ -162,7 +162,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
+        """Number of pages that no session holds."""
         return self.num_pages - sum(self._taken)
 
     def allocate(self, count: int) -> PageAllocation:
@@ -187,7 +187,7 @@ class PagePool:
         return PageAllocation(pages)
 
     def free(self, allocation: PageAllocation) -> None:
-        """Give pages back.
+        """Take pages back from a session, so that others can get them.
 
         Raises:
             ValueError: if a page is not held, which means it was freed twice.

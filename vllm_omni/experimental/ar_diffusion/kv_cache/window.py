@@ -49,21 +49,21 @@ class WindowLayout:
 
     @property
     def ring_frames(self) -> int:
-        """Slots that are reused."""
+        """Number of slots behind the sink, which are overwritten in turn."""
         return self.window_frames - self.sink_frames
 
     def slot(self, latent_frame: int) -> int:
-        """Slot of a latent frame counted from the start of the rollout."""
+        """Return the slot of a latent frame, counted from the start of the rollout."""
         if latent_frame < self.sink_frames:
             return latent_frame
         return self.sink_frames + (latent_frame - self.sink_frames) % self.ring_frames
 
     def visible_frames(self, start: int, count: int) -> int:
-        """Frames that a chunk at ``start`` sees, itself included; always the first slots."""
+        """Count the frames that a chunk at ``start`` sees, itself included: the first slots."""
         return min(start + count, self.window_frames)
 
     def write_runs(self, start: int, count: int) -> tuple[FrameRun, ...]:
-        """Where the frames ``start`` to ``start + count`` go, as at most three runs."""
+        """Say where the frames ``start`` to ``start + count`` go, as at most three runs."""
         runs: list[FrameRun] = []
         for offset in range(count):
             slot = self.slot(start + offset)
@@ -75,7 +75,7 @@ class WindowLayout:
         return tuple(runs)
 
     def resident_frames(self, next_frame: int) -> tuple[int, ...]:
-        """Slots of the committed frames in the order of their age, oldest first.
+        """Return the slots of the committed frames, the oldest frame first.
 
         Args:
             next_frame: number of frames committed so far.

@@ -24,7 +24,7 @@ from vllm_omni.diffusion.models.lingbot_world.vae.state import CoderHistory, Lev
 
 
 class Encoder(nn.Module):
-    """Causal encoder. ``down_blocks`` is one flat list, as in the checkpoint's names."""
+    """The causal encoder. ``down_blocks`` is one flat list, as in the checkpoint's names."""
 
     def __init__(self, config: VaeConfig) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Encoder(nn.Module):
         self.conv_out = CausalConv3d(dims[-1], 2 * config.z_dim)
 
     def fresh(self) -> CoderHistory:
-        """History of a session that has not begun."""
+        """Return the history of a session that has not begun."""
         return CoderHistory.fresh(self.residuals_per_level, self.num_levels)
 
     def forward(
@@ -76,7 +76,7 @@ class Encoder(nn.Module):
 
 
 class UpLevel(nn.Module):
-    """Residual blocks of one resolution, then the way to the next finer one.
+    """The residual blocks of one resolution, then the way to the next finer one.
 
     Args:
         temporal: whether the upsampler doubles time too; ``None`` for no upsampler.
@@ -109,7 +109,7 @@ class UpLevel(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Causal decoder."""
+    """The causal decoder: latents become pixels, from the coarsest level to the finest."""
 
     def __init__(self, config: VaeConfig) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Decoder(nn.Module):
         self.conv_out = CausalConv3d(dims[-1], COLOURS)
 
     def fresh(self) -> CoderHistory:
-        """History of a session that has not begun."""
+        """Return the history of a session that has not begun."""
         return CoderHistory.fresh(self.residuals_per_level, len(self.up_blocks))
 
     def forward(

@@ -57,7 +57,7 @@ class VaeConfig:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, object]) -> "VaeConfig":
-        """Parse ``vae/config.json``.
+        """Read ``vae/config.json``; keys that do not shape the network are ignored.
 
         Raises:
             CheckpointError: if it is not the Wan 2.1 kind, or its numbers contradict each other.

@@ -51,19 +51,19 @@ class Columns(Protocol):
     def halo(
         self, slab: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height wider channels"]:
-        """The slab with the neighbours' border columns; those outside the frame are zeros."""
+        """Return the slab with one more column at each side, the neighbours' or zeros."""
         ...
 
     def gather(
         self, slab: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height full_width channels"]:
-        """The full frame."""
+        """Return the full frame, put together from the slabs of all processes."""
         ...
 
     def own(
         self, full: Float[Tensor, "time height full_width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """This process's slab of a full frame."""
+        """Return this process's slab of a full frame."""
         ...
 
 
@@ -75,19 +75,19 @@ class WholeFrame:
     def halo(
         self, slab: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """The slab itself."""
+        """Return the slab itself: there is no neighbour."""
         return slab
 
     def gather(
         self, slab: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """The slab itself."""
+        """Return the slab itself: it is the full frame."""
         return slab
 
     def own(
         self, full: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """The frame itself."""
+        """Return the frame itself: this process owns all of it."""
         return full
 
 
@@ -109,13 +109,13 @@ class CausalKernel(Protocol):
     def __call__(
         self, padded: Float[Tensor, "padded_time height width in_channels"], width_padding: int, /
     ) -> Float[Tensor, "time height out_width out_channels"]:
-        """Convolve; two frames fewer come out."""
+        """Convolve; two frames fewer come out than go in."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Conv3dKernel:
-    """``F.conv3d`` on the channels-last view."""
+    """Calls ``F.conv3d`` on the channels-last view."""
 
     weight: Float[Tensor, "out_channels in_channels kernel_time kernel_rows kernel_columns"]
     bias: Float[Tensor, " out_channels"]
@@ -124,7 +124,7 @@ class Conv3dKernel:
     def __call__(
         self, padded: Float[Tensor, "padded_time height width in_channels"], width_padding: int, /
     ) -> Float[Tensor, "time height out_width out_channels"]:
-        """See :class:`CausalKernel`."""
+        """Convolve all output frames in one call."""
         rows = self.weight.shape[3] // 2
         output = F.conv3d(
             padded.permute(3, 0, 1, 2).unsqueeze(0),
@@ -138,7 +138,7 @@ class Conv3dKernel:
 
 @dataclass(frozen=True, slots=True)
 class StackedKernel:
-    """One channels-last ``F.conv2d`` per output frame over three frames stacked as channels."""
+    """Calls a channels-last ``F.conv2d`` per output frame over three frames stacked as channels."""
 
     weight: Float[Tensor, "out_channels stacked_channels 3 3"]
     bias: Float[Tensor, " out_channels"]
@@ -147,7 +147,7 @@ class StackedKernel:
     def __call__(
         self, padded: Float[Tensor, "padded_time height width in_channels"], width_padding: int, /
     ) -> Float[Tensor, "time height out_width out_channels"]:
-        """See :class:`CausalKernel`."""
+        """Convolve one output frame after another."""
         frames = padded.unbind(0)
         padding = (1, width_padding)
         outputs: list[Tensor] = []
@@ -160,7 +160,7 @@ class StackedKernel:
 
 @dataclass(frozen=True, slots=True)
 class StackedLinearKernel:
-    """A (3, 1, 1) convolution as one linear over three frames stacked as channels."""
+    """Computes a (3, 1, 1) convolution as one linear over three frames stacked as channels."""
 
     weight: Float[Tensor, "out_channels stacked_channels"]
     bias: Float[Tensor, " out_channels"]
@@ -172,7 +172,7 @@ class StackedLinearKernel:
         _width_padding: int,
         /,
     ) -> Float[Tensor, "time height out_width out_channels"]:
-        """See :class:`CausalKernel`."""
+        """Convolve all output frames in one product; width plays no part."""
         last = padded.shape[0] - HISTORY_FRAMES
         stacked = torch.cat([padded[k : last + k : self.stride] for k in range(KERNEL)], dim=-1)
         return F.linear(stacked, self.weight, self.bias)
@@ -188,7 +188,7 @@ class CausalConv3d(Preparable):
         self._kernel: CausalKernel | None = None
 
     def prepare(self, path: ConvPath, /) -> None:
-        """Arrange weights; see :class:`Preparable`."""
+        """Arrange the weight for ``path`` and choose the kernel."""
         if path is ConvPath.STACKED:
             self.weight, memory = _time_before_channels(self.weight)
             weight = memory.flatten(3).permute(0, 3, 1, 2)
@@ -228,7 +228,7 @@ class TemporalConv(Preparable):
         self._kernel: CausalKernel | None = None
 
     def prepare(self, path: ConvPath, /) -> None:
-        """Arrange weights; see :class:`Preparable`."""
+        """Arrange the weight for ``path`` and choose the kernel."""
         if path is ConvPath.STACKED:
             self.weight, memory = _time_before_channels(self.weight)
             self._kernel = StackedLinearKernel(memory.flatten(1), self.bias.detach(), self.stride)
@@ -238,7 +238,7 @@ class TemporalConv(Preparable):
     def forward(
         self, padded: Float[Tensor, "padded_time height width in_channels"]
     ) -> Float[Tensor, "time height width out_channels"]:
-        """Convolve over time."""
+        """Convolve over time; every ``stride``-th output frame is computed."""
         assert self._kernel is not None, "prepare() comes before the first call"
         return self._kernel(padded, 0)
 
@@ -258,7 +258,7 @@ class PointwiseConv(nn.Module):
     def forward(
         self, x: Float[Tensor, "time height width in_channels"]
     ) -> Float[Tensor, "time height width out_channels"]:
-        """Mix channels."""
+        """Map the channels of each pixel by itself."""
         return F.linear(x, self.weight.flatten(1), self.bias)
 
 
@@ -272,7 +272,7 @@ class SpatialConv(Preparable):
         self._conv2d: Conv2d | None = None
 
     def prepare(self, _path: ConvPath, /) -> None:
-        """Arrange weights; see :class:`Preparable`."""
+        """Arrange the weight; every path convolves single frames alike."""
         self.weight = _frozen(_channels_innermost(self.weight))
         self._conv2d = _choose_conv2d(self.weight)
 
@@ -282,7 +282,7 @@ class SpatialConv(Preparable):
         padding: tuple[int, int],
         stride: int = 1,
     ) -> Float[Tensor, "time out_height out_width out_channels"]:
-        """Convolve with zero ``padding`` (rows, columns)."""
+        """Convolve each frame, with zeros around it as ``padding`` (rows, columns) says."""
         assert self._conv2d is not None, "prepare() comes before the first call"
         return _channels_last(self._conv2d, x, self.weight, self.bias, padding, stride)
 
@@ -308,7 +308,7 @@ def _onednn_conv2d(
 
 
 def _choose_conv2d(weight: Float[Tensor, "..."]) -> Conv2d:
-    """Kernel of the channels-last convolutions.
+    """Choose the kernel of the channels-last convolutions.
 
     For float32 on a processor the library changes kernels at a certain input size. A slab of a
     frame must sum in the order of the whole frame, so the kernel is named there.
@@ -343,7 +343,7 @@ def _time_before_channels(
     nn.Parameter,
     Float[Tensor, "out_channels kernel_rows kernel_columns kernel_time in_channels"],
 ]:
-    """Reorder a weight's memory.
+    """Reorder a weight in memory, so that time stands before the input channels.
 
     Returns:
         A parameter of the old shape and the reordered tensor. Both are views of one memory: there
@@ -354,7 +354,7 @@ def _time_before_channels(
 
 
 def _channels_innermost(weight: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The weight with its input channels innermost in memory.
+    """Return the weight with its input channels innermost in memory.
 
     Ascend's convolutions read the plain layout, and torch_npu refuses any other.
     """

@@ -26,7 +26,7 @@ UPSAMPLE = 2
 
 
 class ChannelNorm(Preparable):
-    """``x / max(|x|, 1e-12) * sqrt(channels) * gamma`` over the channels, in float32.
+    """Computes ``x / max(|x|, 1e-12) * sqrt(channels) * gamma`` over the channels, in float32.
 
     Args:
         axes: trailing axes of one in the checkpoint's ``gamma``.
@@ -73,7 +73,7 @@ class ResidualBlock(nn.Module):
         history: ResidualHistory,
         columns: Columns,
     ) -> tuple[Float[Tensor, "time height width out_channels"], ResidualHistory]:
-        """Return ``shortcut(x) + conv2(silu(norm2(conv1(silu(norm1(x))))))``."""
+        """Compute ``shortcut(x) + conv2(silu(norm2(conv1(silu(norm1(x))))))`` for new frames."""
         y = F.silu(self.norm1(x), inplace=True)
         y, conv1 = self.conv1(y, history.conv1, columns)
         y = F.silu(self.norm2(y), inplace=True)
@@ -93,7 +93,7 @@ class FrameAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """Attend within each whole frame."""
+        """Let every pixel attend to all pixels of its own frame."""
         # [time, pixels, 3 * channels] -> three contiguous [time, 1, pixels, channels]: strided
         # operands make the attention kernel sum in another order.
         qkv = self.to_qkv(self.norm(x)).flatten(1, 2).unsqueeze(1)
@@ -126,7 +126,7 @@ class MiddleBlock(nn.Module):
 
 
 class Downsampler(nn.Module):
-    """Halve rows and columns, then time if ``temporal``."""
+    """Halves rows and columns, then time if ``temporal``."""
 
     def __init__(self, channels: int, *, temporal: bool) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Downsampler(nn.Module):
 
 
 class Upsampler(nn.Module):
-    """Double time if ``temporal``, then rows and columns; halves the channels."""
+    """Doubles time if ``temporal``, then rows and columns; halves the channels."""
 
     def __init__(self, channels: int, *, temporal: bool) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class Upsampler(nn.Module):
 def _interleave(
     x: Float[Tensor, "time height width double_channels"],
 ) -> Float[Tensor, "double_time height width channels"]:
-    """Make two frames of each: its first half of channels, then its second."""
+    """Make two frames of each: the first half of its channels, then the second half."""
     return torch.stack(x.chunk(2, dim=-1), dim=1).flatten(0, 1)
 
 

@@ -22,16 +22,16 @@ from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 
 @runtime_checkable
 class HaloExchange(Protocol):
-    """What the shard needs of the ranks beside it. Every rank makes the same calls in order."""
+    """What a shard needs of the ranks beside it. Every rank makes the same calls in order."""
 
     @property
     def rank(self) -> int:
-        """Place of this rank, from the left."""
+        """Place of this rank among those that share a frame, counted from the left."""
         ...
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks that share a frame."""
         ...
 
     def swap(
@@ -51,7 +51,7 @@ class HaloExchange(Protocol):
         ...
 
     def gather(self, slab: Shaped[Tensor, "..."]) -> Shaped[Tensor, "size ..."]:
-        """The slabs of all ranks, in order, on every rank."""
+        """Return the slabs of all ranks, in order, on every rank."""
         ...
 
 
@@ -63,12 +63,12 @@ class GroupExchange:
 
     @property
     def rank(self) -> int:
-        """Place of this rank, from the left."""
+        """Place of this rank among those that share a frame, counted from the left."""
         return self.group.rank
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks that share a frame."""
         return self.group.size
 
     def swap(
@@ -79,7 +79,7 @@ class GroupExchange:
         Float[Tensor, "time height 1 channels"] | None,
         Float[Tensor, "time height 1 channels"] | None,
     ]:
-        """See :class:`HaloExchange`. All four messages travel in one batch."""
+        """Exchange border columns with both neighbours; all four messages travel in one batch."""
         from_left = torch.empty_like(left) if self.rank > 0 else None
         from_right = torch.empty_like(right) if self.rank < self.size - 1 else None
         operations: list[dist.P2POp] = []
@@ -96,7 +96,7 @@ class GroupExchange:
         return from_left, from_right
 
     def gather(self, slab: Shaped[Tensor, "..."]) -> Shaped[Tensor, "size ..."]:
-        """See :class:`HaloExchange`."""
+        """Return the slabs of all ranks, in order, on every rank."""
         if self.size == 1:
             return slab[None]
         received = slab.new_empty(self.size, *slab.shape)
@@ -124,7 +124,7 @@ class ColumnShard:
 
     @property
     def width_padding(self) -> int:
-        """None: the neighbours' columns stand where zeros would."""
+        """Zero: the neighbours' columns stand where zeros would."""
         return 0
 
     @property
@@ -135,7 +135,7 @@ class ColumnShard:
     def own(
         self, full: Float[Tensor, "time height full_width channels"]
     ) -> Float[Tensor, "time height width channels"]:
-        """This rank's columns of a whole frame; zeros beyond it."""
+        """Return this rank's columns of a whole frame; beyond the frame they are zeros."""
         slab_width = self.slab_latent_width * (full.shape[2] // self.latent_width)
         first = self.exchange.rank * slab_width
         slab = full.new_zeros(*full.shape[:2], slab_width, full.shape[3])
@@ -146,7 +146,7 @@ class ColumnShard:
     def halo(
         self, slab: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height wider channels"]:
-        """The slab with one column of each neighbour; zeros outside the frame."""
+        """Return the slab with one column of each neighbour; zeros outside the frame."""
         time, height, width, channels = slab.shape
         inside = self._columns_inside(width)
         wider = slab.new_zeros(time, height, width + 2, channels)
@@ -163,13 +163,13 @@ class ColumnShard:
     def gather(
         self, slab: Shaped[Tensor, "time height width channels"]
     ) -> Shaped[Tensor, "time height full_width channels"]:
-        """The whole frame, cut to its true width."""
+        """Return the whole frame, cut to its true width."""
         scale = slab.shape[2] // self.slab_latent_width
         slabs = self.exchange.gather(slab)
         full = slabs.permute(1, 2, 0, 3, 4).flatten(2, 3)
         return full[:, :, : self.latent_width * scale].contiguous()
 
     def _columns_inside(self, slab_width: int) -> int:
-        """How many of this rank's columns lie inside the frame."""
+        """Count the columns of this rank that lie inside the frame."""
         frame_width = self.latent_width * (slab_width // self.slab_latent_width)
         return min(slab_width, max(0, frame_width - self.exchange.rank * slab_width))

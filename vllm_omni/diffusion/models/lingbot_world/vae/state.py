@@ -19,25 +19,25 @@ Frames = Float[Tensor, "_ _ _ _"]
 
 @dataclass(frozen=True, slots=True)
 class ResidualHistory:
-    """Of a residual block's two causal convolutions."""
+    """Histories of the two causal convolutions of a residual block."""
 
     conv1: Frames | None = None
     conv2: Frames | None = None
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor held."""
+        """Yield every tensor that is held."""
         yield from _present(self.conv1, self.conv2)
 
 
 @dataclass(frozen=True, slots=True)
 class LevelHistory:
-    """Of one resolution: its residual blocks and its temporal resampler, if it has one."""
+    """Histories of one resolution: of its residual blocks and, if it has one, its resampler."""
 
     residuals: tuple[ResidualHistory, ...]
     resampler: Frames | None = None
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor held."""
+        """Yield every tensor that is held."""
         for residual in self.residuals:
             yield from residual.tensors()
         yield from _present(self.resampler)
@@ -45,7 +45,7 @@ class LevelHistory:
 
 @dataclass(frozen=True, slots=True)
 class CoderHistory:
-    """Of a whole encoder or decoder."""
+    """Histories of a whole encoder or decoder."""
 
     middle: tuple[ResidualHistory, ResidualHistory]
     levels: tuple[LevelHistory, ...]
@@ -54,14 +54,14 @@ class CoderHistory:
 
     @classmethod
     def fresh(cls, residuals_per_level: int, levels: int) -> "CoderHistory":
-        """History of a session that has not begun."""
+        """Return the history of a session that has not begun."""
         blocks = (ResidualHistory(),) * residuals_per_level
         return cls(
             middle=(ResidualHistory(), ResidualHistory()), levels=(LevelHistory(blocks),) * levels
         )
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor held, in a fixed order."""
+        """Yield every tensor that is held, in a fixed order."""
         yield from _present(self.conv_in, self.conv_out)
         for residual in self.middle:
             yield from residual.tensors()
@@ -71,7 +71,7 @@ class CoderHistory:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """How far a stream has come.
+    """What a stream of latent frames carries from one call to the next.
 
     Attributes:
         latent_frames: latent frames coded so far.
@@ -82,36 +82,36 @@ class StreamState:
     history: CoderHistory | None = None
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor held."""
+        """Yield every tensor that is held."""
         if self.history is not None:
             yield from self.history.tensors()
 
     def bytes(self) -> int:
-        """Bytes of all tensors held."""
+        """Count the bytes of all tensors that are held."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderState(StreamState):
-    """Of a streaming decode."""
+    """State of a streaming decode between two calls."""
 
     @classmethod
     def fresh(cls) -> "DecoderState":
-        """State of a session that has not begun."""
+        """Return the state of a session that has not begun."""
         return cls()
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderState(StreamState):
-    """Of a streaming encode."""
+    """State of a streaming encode between two calls."""
 
     @classmethod
     def fresh(cls) -> "EncoderState":
-        """State of a session that has not begun."""
+        """Return the state of a session that has not begun."""
         return cls()
 
     def same_history(self, other: "EncoderState") -> bool:
-        """Whether both would continue with the same bits."""
+        """Tell whether both would continue with the same bits."""
         mine, theirs = list(self.tensors()), list(other.tensors())
         return len(mine) == len(theirs) and all(
             a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))

@@ -35,7 +35,7 @@ class LatentStatistics:
 
     @classmethod
     def of(cls, config: VaeConfig, dtype: torch.dtype, device: torch.device) -> "LatentStatistics":
-        """Those of a checkpoint."""
+        """Read the statistics of a checkpoint and put them on a device."""
         return cls(
             mean=torch.tensor(config.latents_mean, dtype=dtype, device=device),
             std=torch.tensor(config.latents_std, dtype=dtype, device=device),
@@ -43,7 +43,7 @@ class LatentStatistics:
 
 
 class WanVAE(nn.Module):
-    """Encoder and decoder with their latent statistics.
+    """The encoder and the decoder, with the statistics of their latents.
 
     Build it, load the weights, move it to its device and dtype, then call :meth:`prepare` once.
     Gradients are neither needed nor supported: call under ``torch.inference_mode``.
@@ -65,12 +65,12 @@ class WanVAE(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """The dtype of weights and activations."""
         return self.quant_conv.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of weights and activations."""
+        """The device that weights and activations are on."""
         return self.quant_conv.weight.device
 
     def prepare(self) -> None:
@@ -88,16 +88,16 @@ class WanVAE(nn.Module):
                     module.prepare(path)
 
     def state_bytes(self, geometry: VideoGeometry) -> int:
-        """Bytes of a session's encoder and decoder histories at a size, in this dtype."""
+        """Count the bytes of a session's encoder and decoder histories at a size, in this dtype."""
         height, width = geometry.height, geometry.width
         return self.encoder_state_bytes(height, width) + self.decoder_state_bytes(height, width)
 
     def encoder_state_bytes(self, height: int, width: int) -> int:
-        """Bytes of an encoder's history for frames of this many pixels."""
+        """Count the bytes of an encoder's history for frames of this many pixels."""
         return _encoder_bytes(self.config, self.dtype, height, width)
 
     def decoder_state_bytes(self, height: int, width: int) -> int:
-        """Bytes of a decoder's history for frames, or a rank's columns, of this many pixels."""
+        """Count the bytes of a decoder's history for frames, or a rank's columns, of this size."""
         return _decoder_bytes(self.config, self.dtype, height, width)
 
     def encode(
@@ -105,7 +105,7 @@ class WanVAE(nn.Module):
         pixels: Float[Tensor, "3 pixel_frames height width"],
         state: EncoderState,
     ) -> tuple[Float[Tensor, "z latent_frames latent_height latent_width"], EncoderState]:
-        """Normalised posterior mean of the next pixel frames of a session.
+        """Return the normalised posterior mean of the next pixel frames of a session.
 
         Args:
             pixels: in [-1, 1], sides multiples of 8. A session's first call takes 1 + 4k
@@ -124,7 +124,7 @@ class WanVAE(nn.Module):
         pixels: Float[Tensor, "3 pixel_frames height width"],
         state: EncoderState,
     ) -> tuple[Float[Tensor, "latent_frames latent_height latent_width moments"], EncoderState]:
-        """Posterior means, then log-variances, of the next pixel frames; see :meth:`encode`."""
+        """Encode as :meth:`encode` does, but return posterior means, then log-variances."""
         spans = list(_latent_frame_spans(pixels.shape[1], started=state.latent_frames > 0))
         _check_sides(pixels.shape[2], pixels.shape[3])
         history = state.history or self.encoder.fresh()
@@ -141,7 +141,7 @@ class WanVAE(nn.Module):
         state: DecoderState,
         columns: Columns = WHOLE_FRAME,
     ) -> tuple[Float[Tensor, "3 pixel_frames height width"], DecoderState]:
-        """Pixels in [-1, 1] of the next latent frames of a session.
+        """Return the pixels, in [-1, 1], of the next latent frames of a session.
 
         Args:
             latents: model space. The first of a session makes one pixel frame, others four.
@@ -173,7 +173,7 @@ class WanVAE(nn.Module):
 
 
 def _shadow(config: VaeConfig, dtype: torch.dtype) -> WanVAE:
-    """The same network without memory; call it under the meta device."""
+    """Make the same network without memory; call it under the meta device."""
     shadow = WanVAE(config).to(dtype)
     shadow.prepare()
     return shadow
@@ -195,7 +195,7 @@ def _decoder_bytes(config: VaeConfig, dtype: torch.dtype, height: int, width: in
 
 
 def _latent_frame_spans(pixel_frames: int, *, started: bool) -> Iterator[tuple[int, int]]:
-    """Ranges of pixel frames that make one latent frame each."""
+    """Yield the ranges of pixel frames that make one latent frame each."""
     lead = 0 if started else 1
     if pixel_frames < 1 or (pixel_frames - lead) % TEMPORAL_FACTOR:
         needed = f"{TEMPORAL_FACTOR}k" if started else f"1 + {TEMPORAL_FACTOR}k"
