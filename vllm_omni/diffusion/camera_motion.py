@@ -15,6 +15,9 @@ from jaxtyping import Float, Float64
 from vllm_omni.errors import InvalidRequestError
 
 ACTION_KEYS = "wasdijkl"
+FLOAT32_STEPS = 4096
+"""Distance from the origin, in steps, up to which float32 keeps motion: it rounds a coordinate by
+2**-24 of it, here 2.4e-4 of a step. A path of this many frames from the origin stays within."""
 MOVE_STEP = 0.05
 """World units per latent frame; also the fixed translation scale of a live camera."""
 YAW_STEP_RAD = math.radians(6.0)
@@ -222,3 +225,21 @@ def slerp(
 
 def _unit(quaternion: Float64[np.ndarray, "4"]) -> Float64[np.ndarray, "4"]:
     return quaternion / np.linalg.norm(quaternion)
+
+
+def float32_keeps_motion(poses: Float[np.ndarray, "frames 4 4"], step: float | None = None) -> bool:
+    """Tell whether float32 arithmetic keeps the motion of a path.
+
+    Positions that come as float32 have lost no more than they had, unless the camera stands still:
+    then the noise of rounding would be scaled up to a full step.
+
+    Args:
+        poses: camera-to-world matrices.
+        step: what translations are divided by; ``None`` for the longest step of the path.
+    """
+    positions = poses[:, :3, 3].astype(np.float64)
+    if step is None:
+        step = float(np.linalg.norm(np.diff(positions, axis=0), axis=1).max(initial=0.0))
+    if poses.dtype == np.float32 and step > 0.0:
+        return True
+    return bool(np.abs(positions).max() <= FLOAT32_STEPS * step)

@@ -41,10 +41,11 @@ class RecordedCamera:
     """A recorded path: one camera-to-world pose and one intrinsics row per pixel frame.
 
     Intrinsics are fx, fy, cx, cy at 832x480 reference pixels. Translations are normalised by
-    the longest step of the whole clip.
+    the longest step of the whole clip. Poses are float32 where that keeps their motion, else
+    float64.
     """
 
-    poses: Float32[np.ndarray, "pixel_frames 4 4"]
+    poses: Float[np.ndarray, "pixel_frames 4 4"]
     intrinsics: Float32[np.ndarray, "pixel_frames 4"]
 
 

@@ -5,8 +5,9 @@ cx, cy at 832x480 reference pixels, one row per pixel frame. Other files are ign
 """
 
 import numpy as np
-from jaxtyping import Bool, Float32, Shaped
+from jaxtyping import Bool, Float
 
+from vllm_omni.diffusion.camera_motion import float32_keeps_motion
 from vllm_omni.diffusion.messages import RecordedCamera
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.npy import read_npy
@@ -44,7 +45,7 @@ def load_recorded_camera(root: str | None, action_path: str, num_frames: int) ->
         )
     with open_directory_below(root, action_path, field=_FIELD) as directory:
         poses = _read(directory, "poses.npy", (4, 4))
-        intrinsics = _read(directory, "intrinsics.npy", (4,))
+        intrinsics = _read(directory, "intrinsics.npy", (4,)).astype(np.float32)
     if len(poses) != len(intrinsics):
         raise InvalidRequestError(
             f"poses.npy has {len(poses)} frames, intrinsics.npy {len(intrinsics)}; "
@@ -58,28 +59,31 @@ def load_recorded_camera(root: str | None, action_path: str, num_frames: int) ->
         )
     _check_poses(poses)
     _refuse_first(intrinsics[:, :2] <= 0.0, "intrinsics.npy", "needs positive fx and fy")
-    return RecordedCamera(poses[:num_frames].copy(), intrinsics[:num_frames].copy())
+    path = poses[:num_frames]
+    if float32_keeps_motion(path):
+        path = path.astype(np.float32)
+    return RecordedCamera(path.copy(), intrinsics[:num_frames].copy())
 
 
-def _read(
-    directory: int, name: str, row_shape: tuple[int, ...]
-) -> Float32[np.ndarray, "frames ..."]:
+def _read(directory: int, name: str, row_shape: tuple[int, ...]) -> Float[np.ndarray, "frames ..."]:
+    """Read the rows of one file, as float32 if they are stored so, else as float64."""
     with open_file_in(directory, name, field=_FIELD) as file:
         raw = read_npy(
             file, row_shape=row_shape, max_rows=MAX_RECORDED_FRAMES, field=f"{_FIELD}: {name}"
         )
-    _check_range(raw, name)
-    return raw.astype(np.float32)
+    rows = raw.astype(np.float32 if raw.dtype.kind == "f" and raw.itemsize <= 4 else np.float64)
+    _check_range(rows, name)
+    return rows
 
 
-def _check_range(raw: Shaped[np.ndarray, "frames ..."], name: str) -> None:
-    wide = raw.astype(np.float64)
+def _check_range(rows: Float[np.ndarray, "frames ..."], name: str) -> None:
+    wide = rows.astype(np.float64)
     _refuse_first(~np.isfinite(wide), name, "holds NaN or infinity")
     too_large = np.abs(wide) > COMPONENT_LIMIT
     _refuse_first(too_large, name, f"needs numbers within +-{COMPONENT_LIMIT:g}")
 
 
-def _check_poses(poses: Float32[np.ndarray, "frames 4 4"]) -> None:
+def _check_poses(poses: Float[np.ndarray, "frames 4 4"]) -> None:
     wide = poses.astype(np.float64)
     wrong = np.abs(wide[:, 3] - _LAST_ROW) > _LAST_ROW_TOLERANCE
     _refuse_first(wrong, "poses.npy", "needs 0 0 0 1 as its last row")

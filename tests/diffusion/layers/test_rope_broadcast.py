@@ -36,7 +36,7 @@ def test_axes_share_the_head_out(head_dim, dims):
 
 
 @pytest.mark.parametrize("head_dim", [6, 16, 32, 128])
-@pytest.mark.parametrize("start", [0, 3, 1023, 100_000])
+@pytest.mark.parametrize("start", [0, 3, 1023, 100_000, 30 * 24 * 3600 * 4])
 def test_each_token_has_the_angles_of_its_place(head_dim, start):
     """To one float32 rounding; the temporal place is absolute, rows and columns restart."""
     made, token = tables(head_dim, start), 0

@@ -89,3 +89,13 @@ def test_chunk():
     assert data[offset : offset + 9] == b"keyother!"
     rows = [struct.unpack_from(">III", table[b"trun"], 12 + 12 * i) for i in range(count)]
     assert rows == [(1000, 3, 0x02000000), (1000, 6, 0x01010000)]
+
+
+def test_a_chunk_after_thirty_days_keeps_its_time():
+    ticks = 30 * 24 * 3600 * 16_000
+    data = mp4_boxes.chunk(
+        [Sample(b"x", is_key=True)], sequence_number=2_600_000, decode_time=ticks, duration=1000
+    )
+    version, time = struct.unpack(">B3xQ", flat(data)[b"tfdt"])
+    assert ticks > 2**32
+    assert (version, time) == (1, ticks)

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from vllm_omni.diffusion.camera_motion import (
     MOVE_STEP,
+    float32_keeps_motion,
     integrate_keys,
     matrix_of,
     quaternion_of,
@@ -95,6 +96,22 @@ def framewise_deltas(
     elif translation_scale > 0:
         deltas[:, :3, 3] = deltas[:, :3, 3] / translation_scale
     return deltas
+
+
+def path_motion(
+    poses: Float[np.ndarray, "frames 4 4"], translation_scale: float | None, dtype: torch.dtype
+) -> Float[Tensor, "frames 4 4"]:
+    """Compute :func:`framewise_deltas` of a path that may lie anywhere.
+
+    Only motion steers the model, and float32 loses it far from the origin. Such paths, among them
+    cameras that stand still elsewhere, are moved to their first camera and computed in float64.
+    """
+    # Copies: arrays that came through a pipe may be read-only, which torch cannot wrap.
+    if float32_keeps_motion(poses, translation_scale):
+        return framewise_deltas(torch.tensor(poses, dtype=dtype), translation_scale)
+    moved = poses.astype(np.float64)
+    moved[:, :3, 3] -= poses[0, :3, 3]
+    return framewise_deltas(torch.from_numpy(moved), translation_scale).to(dtype)
 
 
 def build_rays(
@@ -252,10 +269,10 @@ class RayView:
         translation_scale: float | None,
     ) -> Float[Tensor, "384 3 latent_height latent_width"]:
         """Build the folded rays of the three frames that follow ``anchor``."""
-        path = torch.from_numpy(np.concatenate([anchor[None], poses])).to(compute_dtype(self.dtype))
-        deltas = framewise_deltas(path, translation_scale)[1:]
+        path = np.concatenate([anchor[None], poses])
+        deltas = path_motion(path, translation_scale, compute_dtype(self.dtype))[1:]
         row = reference_intrinsics(width=self.geometry.width, height=self.geometry.height)
-        intrinsics = torch.from_numpy(row).to(path.dtype).expand(len(deltas), 4)
+        intrinsics = torch.from_numpy(row).to(deltas.dtype).expand(len(deltas), 4)
         return self.fold(deltas, intrinsics)
 
 
@@ -274,8 +291,7 @@ class RecordedTrack(CameraTrack):
             source.poses, source.intrinsics, num_chunks * LATENT_FRAMES_PER_CHUNK
         )
         wide = compute_dtype(view.dtype)
-        # Copies: arrays that came through a pipe may be read-only, which torch cannot wrap.
-        deltas = framewise_deltas(torch.tensor(poses, dtype=wide))
+        deltas = path_motion(poses, None, wide)
         return cls(deltas, torch.tensor(intrinsics, dtype=wide), view)
 
     @override
