@@ -11,7 +11,7 @@ import pytest
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("vllm_omni", "benchmarks", "examples")
+PRODUCT = ("vllm_omni", "benchmarks", "examples", "docs")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_MEDIAN_FUNCTION_LINES = 12

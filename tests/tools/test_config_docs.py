@@ -2,10 +2,10 @@
 
 import pytest
 
+from docs.reference import config_docs
 from vllm_omni import envs
 from vllm_omni.config.keys import KEYS
 from vllm_omni.entrypoints.cli.flags import FLAGS
-from vllm_omni.tools import config_docs
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -15,7 +15,7 @@ def test_the_committed_pages_are_up_to_date(page, tmp_path):
     config_docs.write_pages(tmp_path)
     committed = config_docs.REFERENCE_DIR / page
     assert committed.read_text() == (tmp_path / page).read_text(), (
-        "run python -m vllm_omni.tools.config_docs"
+        "run python -m docs.reference.config_docs"
     )
 
 

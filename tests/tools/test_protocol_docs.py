@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from docs.reference import protocol_docs
 from tests.helpers.requests import parse
 from vllm_omni.diffusion.camera_motion import MOVE_STEP, CameraMotion
 from vllm_omni.engine.interactions import ControlEvent, InteractionBox, SteeredCamera
@@ -17,7 +18,6 @@ from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import EventConflictError, InteractionError, InvalidRequestError
 from vllm_omni.inputs.checking import validate
 from vllm_omni.inputs.interaction import Interaction, control_event, parse_camera_payload
-from vllm_omni.tools import protocol_docs
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
