@@ -29,10 +29,11 @@ from vllm_omni.wording import problems, refuse
 MAX_SEQUENCE_LENGTH = 512
 
 Device = Annotated[str, names(("cpu", "cuda", "npu"))]
-ATTENTION_BACKENDS = ("auto", "sdpa", "flash", "npu_fusion", "reference")
+ATTENTION_BACKENDS = ("auto", "sdpa", "flash", "flash3", "npu_fusion", "reference")
 PIXEL_OUTPUT_MODES = ("auto", "native", "root_float", "root_uint8_allgather", "root_uint8_p2p")
 _OTHER_ATTENTION_NAMES = {
     "torch_sdpa": "sdpa", "flash_attn": "flash", "flash_attention": "flash",
+    "flash_attn_3": "flash3",
     "ascend": "npu_fusion", "ascend_attn": "npu_fusion",
 }  # fmt: skip
 

@@ -162,6 +162,7 @@ class GroupCapacity:
         page_bytes: bytes of one page on one rank, all layers.
         window_frames: latent frames that a session's window holds.
         quarantined: failures whose memory this process keeps until it ends.
+        attention_kernel: name of the kernel that attention runs.
     """
 
     sessions: int
@@ -170,6 +171,7 @@ class GroupCapacity:
     page_bytes: int
     window_frames: int
     quarantined: int = 0
+    attention_kernel: str = "unknown"
 
     def pages_for(self, tokens_per_frame: int) -> int:
         """Pages that a session of this many tokens per latent frame takes."""

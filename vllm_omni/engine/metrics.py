@@ -78,10 +78,10 @@ class EngineMetrics:
             "deadline_misses", "Chunks of live sessions that playback had to wait for"
         )
         self.worker_restarts = self._counter("worker_restarts", "Restarts of the worker group")
-        self._peak_mb = Gauge(
-            "vllm_omni:peak_memory_mb", "Peak memory of the rank that used most, in MiB",
-            ["model_name", "stage"], registry=self.registry,
-        )  # fmt: skip
+        self._peak_mb = self._gauge_by(
+            "stage", "peak_memory_mb", "Peak memory of the rank that used most, in MiB"
+        )
+        self._kernel = self._gauge_by("kernel", "attention_kernel", "1 for the kernel in use")
         self._success = self._counter_by(
             "finished_reason", "requests_success", "Sessions that ended well",
             (EndReason.FINISHED, EndReason.STOPPED),
@@ -99,6 +99,8 @@ class EngineMetrics:
         self.max_sessions.set(group.sessions)
         self.kv_bytes.set(group.num_pages * group.page_bytes)
         self.quarantined.set(group.quarantined)
+        self._kernel.clear()
+        self._kernel.labels(self._model, group.attention_kernel).set(1)
 
     def line_changed(self, *, placed: int, waiting: int, held_bytes: int) -> None:
         """Show how many sessions have places and wait, and the KV bytes that they hold."""
@@ -191,6 +193,10 @@ class EngineMetrics:
     def _gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(f"vllm_omni:{name}", text, ["model_name"], registry=self.registry)
         return gauge.labels(self._model)
+
+    def _gauge_by(self, label: str, name: str, text: str) -> Gauge:
+        labels = ["model_name", label]
+        return Gauge(f"vllm_omni:{name}", text, labels, registry=self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
         counter = Counter(f"vllm_omni:{name}", text, ["model_name"], registry=self.registry)

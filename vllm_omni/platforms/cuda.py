@@ -8,6 +8,13 @@ from vllm_omni.platforms.accelerator import AcceleratorPlatform
 from vllm_omni.platforms.fused import Int8Ops, RotaryMul
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
 
+_OLDEST_TORCH = (2, 11)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Major and minor number of a version of torch."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
 
 class CudaPlatform(AcceleratorPlatform):
     """Runs on one GPU per rank, with NCCL and torch's fused attention kernels."""
@@ -24,8 +31,13 @@ class CudaPlatform(AcceleratorPlatform):
         """Return GPU ``local_rank`` of those that are visible.
 
         Raises:
-            ConfigError: if this torch sees no such GPU.
+            ConfigError: if this torch is too old or sees no such GPU.
         """
+        if _release(torch.__version__) < _OLDEST_TORCH:
+            raise ConfigError(
+                f"device cuda needs torch 2.11 or newer, got {torch.__version__}, whose cuDNN "
+                "computes attention wrongly; install a newer CUDA build of torch"
+            )
         visible = torch.cuda.device_count()
         if visible <= local_rank:
             raise ConfigError(

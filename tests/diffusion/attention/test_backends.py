@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch.nn import attention
+from torch.nn.attention import SDPBackend
 
 from vllm_omni.diffusion.attention.backend import create_attention_backend, gather_pages
+from vllm_omni.diffusion.attention.sdpa import FlashAttention, fused_kernels
 from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
@@ -81,3 +84,44 @@ def test_gather_cuts_the_last_page():
 def test_unknown_backend_is_an_error_that_lists_the_known():
     with pytest.raises(ConfigError, match=r"reference.*sdpa.*got 'fastest'"):
         create_attention_backend("fastest")
+
+
+@pytest.mark.parametrize(
+    ("cudnn", "first"),
+    [(92000, "CUDNN"), (91501, "CUDNN"), (91500, "FLASH"), (91002, "FLASH"), (None, "FLASH")],
+)
+def test_cudnn_comes_first_only_where_it_is_sound(cudnn, first):
+    """Up to 9.15.0 its kernel is wrong at lengths that are no multiple of 128."""
+    kernels = fused_kernels(cudnn)
+    assert kernels[0].name == f"{first}_ATTENTION"
+    assert (SDPBackend.CUDNN_ATTENTION in kernels) == (first == "CUDNN")
+    assert SDPBackend.MATH not in kernels
+
+
+def test_an_unsound_cudnn_is_warned_of_and_not_taken(monkeypatch, caplog):
+    caplog.set_level("WARNING", logger="vllm_omni")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    backend = FlashAttention()
+    backend.attend(*tensors(*CASES[1]), scale=0.25)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "cuDNN 91002 is below 91501" in caplog.text
+
+
+def test_flash_names_the_kernel_that_torch_takes():
+    query, key, value = tensors(6, 18, 2, 16)
+    assert FlashAttention().kernel(query, key, value, scale=0.25) == "flash_attention"
+    assert create_attention_backend("sdpa").kernel(query, key, value, scale=0.25) == "sdpa"
+
+
+def test_flash3_is_activated_in_torch(monkeypatch):
+    activated = []
+    monkeypatch.setattr(attention, "activate_flash_attention_impl", activated.append)
+    backend = create_attention_backend("flash3")
+    assert activated == ["FA3"]
+    kernel = backend.kernel(*tensors(6, 18, 2, 16), scale=0.25)
+    assert kernel == "flash_attention (FlashAttention-3)"
+
+
+def test_flash3_without_its_package_is_refused_with_what_to_do():
+    with pytest.raises(ConfigError, match=r"needs the package flash_attn_3 .* or choose flash"):
+        create_attention_backend("flash3")

@@ -62,7 +62,30 @@ class NotANumber(SdpaAttention):
         return super().attend(query, key, value, scale=scale) * torch.nan
 
 
+class FirstTileOnly(SdpaAttention):
+    """Right up to one tile of 128 keys, the rest unseen."""
+
+    def attend(self, query, key, value, *, scale):
+        return super().attend(query, key[:128], value[:128], scale=scale)
+
+
+class ZeroTail(SdpaAttention):
+    """The rows of the last, cut tile of queries are never written."""
+
+    def attend(self, query, key, value, *, scale):
+        attended = super().attend(query, key, value, scale=scale)
+        attended[len(query) - len(query) % 128 :] = 0
+        return attended if len(query) > 128 else super().attend(query, key, value, scale=scale)
+
+
+class NoPlan(SdpaAttention):
+    def attend(self, *_operands, **_scale):
+        raise RuntimeError("cuDNN Frontend error: No valid execution plans built.\nTraceback")
+
+
 WRONG = {
+    FirstTileOnly: "extent",
+    ZeroTail: "extent",
     OperatorsOwnScale: "extent",
     UniformAverage: "extent",
     HeadsForTokens: "extent",
@@ -78,3 +101,15 @@ WRONG = {
 def test_wrong_backends_are_refused_by_the_entry_that_is_wrong(backend, dtype):
     with pytest.raises(ConfigError, match=f"its {WRONG[backend]} entry is off .* allows"):
         check_attention(backend(), head_dim=16, dtype=dtype, device=CPU)
+
+
+def test_a_kernel_that_cannot_run_is_refused_with_the_hint():
+    message = r"cannot run on cpu .*: cuDNN .* No valid execution plans built\.; choose another"
+    with pytest.raises(ConfigError, match=message):
+        check_attention(NoPlan(), head_dim=16, dtype=torch.bfloat16, device=CPU)
+
+
+def test_the_check_tells_the_kernel():
+    backend = create_attention_backend("flash")
+    found = check_attention(backend, head_dim=16, dtype=torch.bfloat16, device=CPU)
+    assert found == "flash_attention"

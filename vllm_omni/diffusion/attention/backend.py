@@ -48,6 +48,17 @@ class AttentionBackend(Protocol):
         """Attend to the first ``visible_tokens`` tokens of the pages named by ``block_table``."""
         ...
 
+    def kernel(
+        self,
+        query: Float[Tensor, "tokens heads head_dim"],
+        key: Float[Tensor, "visible heads head_dim"],
+        value: Float[Tensor, "visible heads head_dim"],
+        *,
+        scale: float,
+    ) -> str:
+        """Name the kernel that :meth:`attend` runs on these tensors."""
+        ...
+
 
 def gather_pages(
     pages: Float[Tensor, "pages page_tokens heads head_dim"],
@@ -61,6 +72,18 @@ def gather_pages(
 
 class GatheringAttention(AttentionBackend):
     """Base of backends that cannot read pages: they attend to a contiguous copy of them."""
+
+    @override
+    def kernel(
+        self,
+        query: Float[Tensor, "tokens heads head_dim"],
+        key: Float[Tensor, "visible heads head_dim"],
+        value: Float[Tensor, "visible heads head_dim"],
+        *,
+        scale: float,
+    ) -> str:
+        """Return the backend's own name: it has one kernel."""
+        return self.name
 
     @override
     def attend_pages(
@@ -80,6 +103,7 @@ class GatheringAttention(AttentionBackend):
 
 _BACKENDS = {
     "flash": ("vllm_omni.diffusion.attention.sdpa", "FlashAttention"),
+    "flash3": ("vllm_omni.diffusion.attention.sdpa", "Flash3Attention"),
     "npu_fusion": ("vllm_omni.diffusion.attention.npu_fusion", "NpuFusionAttention"),
     "reference": ("vllm_omni.diffusion.attention.reference", "ReferenceAttention"),
     "sdpa": ("vllm_omni.diffusion.attention.sdpa", "SdpaAttention"),

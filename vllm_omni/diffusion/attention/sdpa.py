@@ -1,5 +1,6 @@
 """Attention by torch's scaled_dot_product_attention, on CPU and CUDA."""
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -7,6 +8,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from vllm_omni.diffusion.attention.backend import GatheringAttention
+from vllm_omni.diffusion.distributed.parallel_state import is_root
+from vllm_omni.errors import ConfigError
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
 
 
 class SdpaAttention(GatheringAttention):
@@ -35,20 +41,39 @@ def _heads_first(
     return x.transpose(0, 1).unsqueeze(0)
 
 
-# cuDNN's kernel uses the Hopper instructions that torch's own flash kernel does not; the
-# memory-efficient kernel is the only fused one for float32. The unfused fall-back would need
-# gigabytes for the scores of one layer, so it is left out: no kernel is an error, not a surprise.
-_KERNELS = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-]
+SOUND_CUDNN = 91501
+"""The first cuDNN (9.15.1) whose kernel is right at lengths that are no multiple of 128."""
+
+
+def fused_kernels(cudnn: int | None) -> tuple[SDPBackend, ...]:
+    """The fused kernels that may be taken, the fastest first.
+
+    cuDNN's kernel uses the Hopper instructions that torch's own flash kernel does not, and is left
+    out where it is not sound. The memory-efficient kernel is the only fused one for float32. The
+    unfused fall-back would need gigabytes for the scores of one layer, so it is left out: no kernel
+    is an error, not a surprise.
+
+    Args:
+        cudnn: version of cuDNN as torch tells it; ``None`` without one.
+    """
+    first = (SDPBackend.CUDNN_ATTENTION,) if cudnn is not None and cudnn >= SOUND_CUDNN else ()
+    return (*first, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 
 
 class FlashAttention(SdpaAttention):
-    """Runs the fastest fused kernel that takes the tensors, and never an unfused one."""
+    """Runs the fastest sound fused kernel that takes the tensors, and never an unfused one."""
 
     name = "flash"
+
+    def __init__(self) -> None:
+        cudnn = torch.backends.cudnn.version()
+        self._kernels = list(fused_kernels(cudnn))
+        if cudnn is not None and cudnn < SOUND_CUDNN and is_root():
+            logger.warning(
+                "attention runs without cuDNN, on a slower kernel: cuDNN %d is below %d and not "
+                "sound at the lengths of this model; install a torch whose cuDNN is newer",
+                *(cudnn, SOUND_CUDNN),
+            )
 
     @override
     def attend(
@@ -60,5 +85,55 @@ class FlashAttention(SdpaAttention):
         scale: float,
     ) -> Float[Tensor, "tokens heads head_dim"]:
         """Raise RuntimeError if no kernel of the list takes these tensors."""
-        with sdpa_kernel(_KERNELS, set_priority=True):
+        with sdpa_kernel(self._kernels, set_priority=True):
             return super().attend(query, key, value, scale=scale)
+
+    @override
+    def kernel(
+        self,
+        query: Float[Tensor, "tokens heads head_dim"],
+        key: Float[Tensor, "visible heads head_dim"],
+        value: Float[Tensor, "visible heads head_dim"],
+        *,
+        scale: float,
+    ) -> str:
+        """Ask torch which kernel of the list it takes."""
+        operands = [_heads_first(part) for part in (query, key, value)]
+        with sdpa_kernel(self._kernels, set_priority=True):
+            choice = torch.ops.aten._fused_sdp_choice(*operands, scale=scale)  # noqa: SLF001
+        return SDPBackend(choice).name.lower()
+
+
+class Flash3Attention(FlashAttention):
+    """Runs FlashAttention-3, where its package is installed, in the place of torch's own kernel.
+
+    Raises:
+        ConfigError: if torch cannot take it in.
+    """
+
+    name = "flash3"
+
+    def __init__(self) -> None:
+        try:
+            from torch.nn.attention import activate_flash_attention_impl
+
+            activate_flash_attention_impl("FA3")
+        except (ImportError, RuntimeError) as error:
+            raise ConfigError(
+                "attention backend flash3 needs the package flash_attn_3 for this torch "
+                f"({type(error).__name__}: {error}); install it or choose flash "
+                "(diffusion_attention_backend)"
+            ) from error
+        self._kernels = [SDPBackend.FLASH_ATTENTION]
+
+    @override
+    def kernel(
+        self,
+        query: Float[Tensor, "tokens heads head_dim"],
+        key: Float[Tensor, "visible heads head_dim"],
+        value: Float[Tensor, "visible heads head_dim"],
+        *,
+        scale: float,
+    ) -> str:
+        """Name the version beside what torch takes."""
+        return f"{super().kernel(query, key, value, scale=scale)} (FlashAttention-3)"

@@ -269,3 +269,10 @@ class ExchangeTraffic:
             sent_bytes=sum(kind.sent_bytes for kind in kinds),
             host_ms=sum(kind.host_ms for kind in kinds),
         )
+
+
+def is_root() -> bool:
+    """Whether this process speaks for all ranks in the log."""
+    import torch.distributed as dist
+
+    return not dist.is_initialized() or dist.get_rank() == 0

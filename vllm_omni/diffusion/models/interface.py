@@ -63,6 +63,11 @@ class RealtimePipeline(SizedModel, Protocol[SessionT]):
         ...
 
     @property
+    def attention_kernel(self) -> str:
+        """Name of the kernel that attention runs."""
+        ...
+
+    @property
     def traffic(self) -> ExchangeTraffic:
         """What this rank has exchanged of the transformer's tokens."""
         ...

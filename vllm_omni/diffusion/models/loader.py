@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from vllm_omni.diffusion.distributed.parallel_state import is_root
 from vllm_omni.diffusion.layers.weights import WeightTarget
 from vllm_omni.errors import CheckpointError
 from vllm_omni.logger import get_logger
@@ -81,11 +81,6 @@ def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
                 target = targets[name]
                 target.store(shard.get_slice(name)[target.local_slices()])
-
-
-def is_root() -> bool:
-    """Whether this process speaks for all ranks in the log."""
-    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _check_names(

@@ -87,6 +87,7 @@ class Worker:
             page_bytes=spec.page_bytes,
             window_frames=spec.window_frames,
             quarantined=QUARANTINE.size,
+            attention_kernel=self.pipeline.attention_kernel,
         )
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:

@@ -202,6 +202,7 @@ class LayerParts:
     Attributes:
         linear: how weights are stored and multiplied.
         backend: how attention is computed.
+        attention_kernel: name of the kernel that the backend runs, for the operator.
         tensor_parallel: ranks that share the weights.
         exchange: exchanges between the ranks that share the tokens.
         feed_forward: how the weights of the feed-forward part are; ``None`` for like all others.
@@ -220,6 +221,7 @@ class LayerParts:
     rotary: RotaryMethod = field(default_factory=BroadcastRotary)
     attend: WindowAttention = attend_window
     post_attention: PostAttention = EAGER
+    attention_kernel: str = "unknown"
 
     @property
     def scale(self) -> float:

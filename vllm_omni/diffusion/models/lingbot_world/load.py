@@ -13,7 +13,7 @@ from vllm_omni.diffusion.attention.backend import AttentionBackend, create_atten
 from vllm_omni.diffusion.attention.reference import check_attention
 from vllm_omni.diffusion.data import KVCacheConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
-from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState, is_root
 from vllm_omni.diffusion.layers.linear import (
     NATIVE,
     LinearBackend,
@@ -141,6 +141,7 @@ def load_pipeline(
             flow_shift=facts.flow_shift if config.flow_shift is None else config.flow_shift,
             device=device,
             dtype=dtype,
+            attention_kernel=parts.attention_kernel,
             linears=linears,
         ),
         platform,
@@ -236,7 +237,7 @@ def layer_parts(
         ConfigError: if a choice does not exist, or is wrong on this device.
     """
     linear = PlainLinearMethod()
-    backend = checked_backend(
+    backend, kernel = checked_backend(
         config, platform, head_dim=model.attention_head_dim, dtype=dtype, device=device
     )
     parts = LayerParts(
@@ -244,6 +245,7 @@ def layer_parts(
         dtype=dtype,
         linear=linear,
         backend=backend,
+        attention_kernel=kernel,
         tensor_parallel=parallel.tensor,
         exchange=UlyssesExchange(parallel.sequence),
         feed_forward=feed_forward or feed_forward_method(config, platform, linear),
@@ -267,16 +269,21 @@ def checked_backend(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> AttentionBackend:
+) -> tuple[AttentionBackend, str]:
     """Make the configured attention backend and compare it with float32 attention.
+
+    Returns:
+        The backend and the name of the kernel that it runs.
 
     Raises:
         ConfigError: if there is no such backend, or it is wrong on this device.
     """
     name = config.attention_backend
     backend = create_attention_backend(platform.attention_backend if name == "auto" else name)
-    check_attention(backend, head_dim=head_dim, dtype=dtype, device=device)
-    return backend
+    kernel = check_attention(backend, head_dim=head_dim, dtype=dtype, device=device)
+    if is_root():
+        logger.info("attention by the %s kernel of backend %s", kernel, backend.name)
+    return backend, kernel
 
 
 def checked_rotary(

@@ -60,6 +60,7 @@ class LoadedModel:
         flow_shift: flow shift of requests that name none.
         device: device of all weights.
         dtype: dtype of weights, activations and the KV window.
+        attention_kernel: name of the kernel that self and cross-attention run.
     """
 
     text: TextEncoder
@@ -69,6 +70,7 @@ class LoadedModel:
     flow_shift: float
     device: torch.device
     dtype: torch.dtype
+    attention_kernel: str
     linears: LinearBackend = NATIVE
 
 
@@ -91,6 +93,11 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
     def dtype(self) -> torch.dtype:
         """dtype of weights, activations and the KV window."""
         return self.model.dtype
+
+    @property
+    def attention_kernel(self) -> str:
+        """Name of the kernel that self and cross-attention run."""
+        return self.model.attention_kernel
 
     @property
     def traffic(self) -> ExchangeTraffic:

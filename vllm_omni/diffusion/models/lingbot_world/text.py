@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, UMT5EncoderModel
 from transformers.utils import logging as transformers_logging
 
-from vllm_omni.diffusion.models.loader import is_root
+from vllm_omni.diffusion.distributed.parallel_state import is_root
 from vllm_omni.errors import CheckpointError
 from vllm_omni.logger import get_logger
 
