@@ -12,6 +12,7 @@
     ├── OutOfKVMemoryError                    one more session does not fit
     ├── ServerFullError                       too many sessions are waiting
     ├── SessionClosedError                    the session has ended
+    │   └── ServerDrainingError               the server ends and takes no new sessions
     ├── SessionFailedError                    a chunk raised; its session was closed
     ├── DeviceOutOfMemoryError                a chunk ran out of device memory
     ├── WorkerFailedError                     a worker died or failed; its group is relaunched
@@ -90,6 +91,15 @@ class ServerFullError(OmniError):
 
 class SessionClosedError(OmniError):
     """The session does not exist any more."""
+
+
+class ServerDrainingError(SessionClosedError):
+    """The server is about to end: it takes no new sessions, or it ended this one for that."""
+
+    code = "server_draining"
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
 
 
 class SessionFailedError(OmniError):

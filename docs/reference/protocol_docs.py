@@ -54,8 +54,10 @@ A control message that cannot be understood or applied is answered by `error`, a
 goes on: `event_id_conflict`, `interaction_failed`, and `invalid_request` about anything but the
 start. So is a binary frame from the client. These end it: `invalid_request` about the start (after
 `video.start` only if it is the picture, or a recorded path), `server_full`, `out_of_memory`,
-`worker_restarted`, `client_too_slow`, and errors without a code: a chunk that failed, a server that
-shuts down, and no progress for too long, which `session.done` follows.
+`worker_restarted`, `client_too_slow`, `server_draining` (the server shuts down, another may serve),
+and errors without a code: a chunk that failed, and no progress for too long, which `session.done`
+follows. A server that drains, or is full, may answer the handshake with HTTP 503 instead
+(`--drain-timeout`, `--refuse-when-full`).
 
 An acknowledged interaction takes effect at the next chunk boundary; the metadata of a chunk lists
 the events that started, are active and completed in it. Up to {MAX_EARLY} interactions that come

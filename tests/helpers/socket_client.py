@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 PATIENCE_S = 30.0
 """Longest wait for any one message; reached only when something hangs."""
@@ -131,3 +131,21 @@ async def socket_client(url: str, **options: object) -> AsyncIterator[SocketClie
     limits = {"max_size": None, "ping_interval": None, "close_timeout": 1}
     async with connect(url, **(limits | options)) as socket:
         yield SocketClient(socket)
+
+
+async def play(url: str, **changes: object) -> bytes:
+    """All bytes of one session that ends well."""
+    async with socket_client(url) as client:
+        await client.say(start_message(**changes))
+        await client.rest()
+        return client.video
+
+
+async def denied(url: str) -> tuple[int, dict]:
+    """Status and body of the answer to a handshake that must be denied."""
+    with pytest.raises(InvalidStatus) as caught:
+        async with socket_client(url):
+            raise AssertionError("the socket was opened")
+    response = caught.value.response
+    assert response.headers["Retry-After"] == "5"
+    return response.status_code, json.loads(response.body)["error"]

@@ -62,6 +62,14 @@ class ServerConfig:
         "certificates of clients: 0 none, 1 optional, 2 required", "--ssl-cert-reqs")] = 0
     shutdown_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False), setting(
         "seconds for an orderly end after SIGTERM", "--shutdown-timeout")] = 30.0
+    drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False), setting(
+        "seconds that live worlds may go on after SIGTERM, before --shutdown-timeout begins; "
+        "meanwhile /health and handshakes of new sockets are answered with 503",
+        "--drain-timeout")] = 0.0
+    refuse_when_full: Annotated[bool, setting(
+        "answer the handshake of a socket with 503 while no session can be taken, so that a proxy "
+        "tries another server; else the socket opens and hears an error",
+        "--refuse-when-full")] = False
     # fmt: on
 
     def __post_init__(self) -> None:

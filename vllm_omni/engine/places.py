@@ -35,6 +35,11 @@ class Places:
         group = self.capacity
         return 0 if group is None else self._held_pages(group) * group.page_bytes
 
+    @property
+    def num_free(self) -> int:
+        """Number of places that nobody holds."""
+        return 0 if self.capacity is None else self.max_sessions - len(self._sessions)
+
     def offer(self, group: GroupCapacity | None) -> None:
         """Give out the places of a new worker group, or none while there is no group."""
         self.capacity, self._without_room = group, None

@@ -6,12 +6,12 @@ import copy
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
 
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkResult, GroupCapacity, SessionRequest
 from vllm_omni.engine.interactions import ControlEvent
+from vllm_omni.engine.line import Line
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.places import Places
 from vllm_omni.engine.session import (
@@ -29,13 +29,12 @@ from vllm_omni.engine.session import (
     Sink,
     StopCause,
     Task,
-    Waiting,
     WasReset,
 )
 from vllm_omni.errors import (
     OmniError,
     OutOfKVMemoryError,
-    ServerFullError,
+    ServerDrainingError,
     SessionClosedError,
     WorkerFailedError,
     WorkerRestartedError,
@@ -60,6 +59,7 @@ class Scheduler:
         max_queued: sessions that may wait for a place.
 
     Attributes:
+        admits: whether new sessions are taken; without that, those that are here go on.
         draining: whether every session is to end.
         failure: the error that ended the engine permanently, or ``None``.
         quarantined: failures whose memory the workers keep until their process ends.
@@ -67,11 +67,11 @@ class Scheduler:
 
     def __init__(self, metrics: EngineMetrics, *, max_queued: int) -> None:
         self.metrics = metrics
-        self._max_queued = max_queued
         # Two underscores: not even a subclass can take it.
         self.__lock = threading.Condition()
-        self._line: OrderedDict[str, EngineSession] = OrderedDict()
         self._places = Places()
+        self._line = Line(self._places, max_queued=max_queued)
+        self.admits = True
         self.draining = False
         self.failure: OmniError | None = None
         self.quarantined = 0
@@ -86,7 +86,7 @@ class Scheduler:
         """
         if self.failure is not None:
             return str(self.failure)
-        if self.draining:
+        if not self.admits:
             return "draining"
         if self.has_group:
             return None
@@ -133,7 +133,7 @@ class Scheduler:
         Raises:
             OutOfKVMemoryError: if its window can never fit.
             ServerFullError: if the line is full.
-            SessionClosedError: if the engine is shutting down.
+            ServerDrainingError: if no new sessions are taken.
             OmniError: the failure, if the engine has ended.
         """
         session = EngineSession(
@@ -145,12 +145,9 @@ class Scheduler:
             request_id=request_id,
         )
         with self.__lock:
-            if self.failure is not None:
-                raise copy.copy(self.failure)
-            if self.draining:
-                raise _shutting_down()
+            self._check_admits()
             self._places.check_fits(request.geometry)
-            self._enqueue(session)
+            self._line.join(session)
             self._line_changed()
             self.__lock.notify()
         return session.session_id
@@ -204,12 +201,29 @@ class Scheduler:
                 session.delivered(time.monotonic())
                 self.__lock.notify()
 
+    def check_admits(self) -> None:
+        """Raise what a session of whatever size would be refused by now.
+
+        Raises:
+            ServerFullError: if the line is full.
+            ServerDrainingError: if no new sessions are taken.
+            OmniError: the failure, if the engine has ended.
+        """
+        with self.__lock:
+            self._check_admits()
+            self._line.check_open()
+
+    def close_admission(self) -> None:
+        """Refuse new sessions; those with a place and those in line go on."""
+        with self.__lock:
+            self.admits = False
+
     def drain(self) -> None:
         """Refuse new sessions and end all others with an error, at their chunk boundaries."""
         with self.__lock:
-            self.draining = True
-            for session in tuple(self._line.values()):
-                self._end(session, EndReason.FAILED, _shutting_down())
+            self.admits, self.draining = False, True
+            for session in self._line:
+                self._end(session, EndReason.FAILED, ServerDrainingError())
             self.__lock.notify()
 
     # ------------------------------------------------------------ for the thread with the workers
@@ -232,7 +246,7 @@ class Scheduler:
             self._places.offer(group)
             self.quarantined = group.quarantined
             self.metrics.group_ready(group)
-            for session in tuple(self._line.values()):
+            for session in self._line:
                 try:
                     self._places.check_fits(session.request.geometry)
                 except OutOfKVMemoryError as error:
@@ -253,7 +267,7 @@ class Scheduler:
             # Copies: sessions must not share (and extend) one traceback.
             self.failure = copy.copy(error)
             self._places.offer(None)
-            for session in (*self._places, *self._line.values()):
+            for session in (*self._places, *self._line):
                 self._end(session, EndReason.FAILED, copy.copy(error))
 
     def next_task(self) -> Task | None:
@@ -314,8 +328,8 @@ class Scheduler:
             if (end := self._due_end(session)) is not None:
                 self._take_out(session)
                 return EndTask(session, *end)
-        if self._num_placeable():
-            _, session = self._line.popitem(last=False)
+        if self._line.num_placeable:
+            session = self._line.take_head()
             self._places.take(session)
             session.move_to(SessionStatus.OPENING)
             self._line_changed()
@@ -330,13 +344,13 @@ class Scheduler:
 
     def _due_end(self, session: EngineSession) -> tuple[EndReason, OmniError | None] | None:
         """Return why the session ends at this chunk boundary, ``None`` if it goes on."""
-        drained = (EndReason.FAILED, _shutting_down()) if self.draining else None
+        drained = (EndReason.FAILED, ServerDrainingError()) if self.draining else None
         return session.due_end or drained
 
     # ------------------------------------------------------------ line and places
 
     def _find(self, session_id: str) -> EngineSession | None:
-        return self._line.get(session_id) or self._places.find(session_id)
+        return self._line.find(session_id) or self._places.find(session_id)
 
     def _require(self, session_id: str) -> EngineSession:
         session = self._find(session_id)
@@ -344,24 +358,15 @@ class Scheduler:
             raise SessionClosedError(f"there is no session {session_id}")
         return session
 
-    def _enqueue(self, session: EngineSession) -> None:
-        self._line[session.session_id] = session
-        num_queued = len(self._line) - self._num_placeable()
-        if num_queued > self._max_queued:
-            del self._line[session.session_id]
-            raise ServerFullError(
-                f"{len(self._places)} of {self.max_sessions} sessions run and {num_queued - 1} of "
-                f"{self._max_queued} wait; try again later (max_num_seqs, max_queued)"
-            )
-
-    def _num_placeable(self) -> int:
-        return self._places.num_placeable(self._line.values())
+    def _check_admits(self) -> None:
+        if self.failure is not None:
+            raise copy.copy(self.failure)
+        if not self.admits:
+            raise ServerDrainingError
 
     def _line_changed(self) -> None:
         """Tell every session that has to wait its place in line, and update the figures."""
-        waiting = tuple(self._line.values())[self._num_placeable() :]
-        for position, session in enumerate(waiting, start=1):
-            session.emit(Waiting(position))
+        self._line.tell_positions()
         self.metrics.line_changed(
             placed=len(self._places), waiting=len(self._line), held_bytes=self._places.held_bytes
         )
@@ -370,8 +375,7 @@ class Scheduler:
         """Put a session that the workers had no room for back to the head of the line."""
         self._places.put_off(session)
         session.move_to(SessionStatus.WAITING)
-        self._line[session.session_id] = session
-        self._line.move_to_end(session.session_id, last=False)
+        self._line.go_first(session)
         self._line_changed()
         if (end := self._due_end(session)) is not None:
             self._end(session, *end)
@@ -384,11 +388,7 @@ class Scheduler:
         self.tell_end(session, reason, error, peak_bytes=0)
 
     def _take_out(self, session: EngineSession) -> None:
-        if self._line.pop(session.session_id, None) is None:
+        if not self._line.leave(session):
             self._places.give_up(session)
         session.move_to(SessionStatus.CLOSED)
         self._line_changed()
-
-
-def _shutting_down() -> SessionClosedError:
-    return SessionClosedError("the server is shutting down")

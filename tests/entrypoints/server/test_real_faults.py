@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.faulty_serve import fault_prompt
 from tests.helpers.server import FAULTY, RealServer, real_server, tiny_server
-from tests.helpers.socket_client import SocketClient, socket_client, start_message
+from tests.helpers.socket_client import SocketClient, play, socket_client, start_message
 
 __all__ = ["tiny_server"]
 
@@ -21,14 +21,6 @@ pytestmark = [
 ]
 
 ENDLESS = start_message(num_frames=None, unbounded=True)
-
-
-async def play(url: str, **changes: object) -> bytes:
-    """All bytes of one session that ends well."""
-    async with socket_client(url) as client:
-        await client.say(start_message(**changes))
-        await client.rest()
-        return client.video
 
 
 async def fail(client: SocketClient, **changes: object) -> dict:

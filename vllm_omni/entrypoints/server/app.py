@@ -20,10 +20,11 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.access import AccessControl, chosen_subprotocol
 from vllm_omni.entrypoints.server.channel import SocketChannel
-from vllm_omni.entrypoints.server.http_errors import answer_error
+from vllm_omni.entrypoints.server.http_errors import answer_error, error_response
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.operations import operations_router
 from vllm_omni.entrypoints.server.realtime_video import RealtimeVideoSession, Timers
+from vllm_omni.entrypoints.server.refusals import refusal_of_handshake
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.transport import SOCKET_PATH, describe_address, uvicorn_config
 from vllm_omni.entrypoints.server.videos import videos_router
@@ -71,6 +72,10 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
 
     @app.websocket(SOCKET_PATH)
     async def realtime_video(socket: WebSocket) -> None:
+        refusal = refusal_of_handshake(state)
+        if refusal is not None:
+            await socket.send_denial_response(error_response(refusal))
+            return
         await socket.accept(chosen_subprotocol(socket.scope["subprotocols"]))
         task = asyncio.current_task()
         assert task is not None, "a handler runs in a task"
@@ -124,12 +129,11 @@ class EngineServer(uvicorn.Server):
             logger.info("stopped")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: stop admission, finish running chunks, tell clients. Second: stop now."""
+        """First signal: stop admission, drain, tell clients. Second: stop now."""
         if self._ending is not None:
             super().handle_exit(sig, frame)
             return
         logger.info("%s: draining", signal.Signals(sig).name)
-        self._end_by_s = time.monotonic() + self._state.config.shutdown_timeout_s
         # Not here: a signal may come while this thread is in the middle of a call of the engine.
         self._ending = asyncio.get_event_loop().create_task(self._end_when_drained())
 
@@ -165,8 +169,14 @@ class EngineServer(uvicorn.Server):
         self.should_exit = True
 
     async def _end_when_drained(self) -> None:
-        self._state.client.engine.drain()
-        deadline = time.monotonic() + _DRAIN_SHARE * self._state.config.shutdown_timeout_s
+        engine, config = self._state.client.engine, self._state.config
+        engine.close_admission()
+        drained_by_s = time.monotonic() + config.drain_timeout_s
+        while engine.num_sessions and time.monotonic() < drained_by_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        self._end_by_s = time.monotonic() + config.shutdown_timeout_s
+        engine.drain()
+        deadline = time.monotonic() + _DRAIN_SHARE * config.shutdown_timeout_s
         while self._state.sockets and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
         self.should_exit = True

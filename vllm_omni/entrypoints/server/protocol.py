@@ -198,7 +198,7 @@ class ErrorMessage(_ServerMessage):
     code: str | None = Field(
         None,
         description="event_id_conflict, interaction_failed, invalid_request, server_full, "
-        "worker_restarted, out_of_memory or client_too_slow",
+        "server_draining, worker_restarted, out_of_memory or client_too_slow",
     )
     request_id: str | None = None
     event_id: str | None = None

@@ -7,6 +7,7 @@ from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.session import StopCause
 from vllm_omni.entrypoints.server.channel import ClientGoneError
 from vllm_omni.entrypoints.server.http_errors import INTERNAL_ERROR, ClientLeftError, status_of
+from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.errors import OmniError, OutOfKVMemoryError, ServerFullError
 from vllm_omni.logger import get_logger
 
@@ -22,6 +23,26 @@ def count_refusal(metrics: EngineMetrics, request_id: str, error: OmniError) -> 
         reason = "out_of_memory"
     metrics.refused(reason)
     logger.info("%s refused: %s", request_id, error)
+
+
+def refusal_of_handshake(state: ServerState) -> OmniError | None:
+    """Why a socket is not even opened, if it is not; that is counted and logged.
+
+    An answer with status 503 instead of the handshake lets a proxy try another server. Without
+    ``--drain-timeout`` and ``--refuse-when-full`` every socket opens and hears what is wrong.
+    """
+    config = state.config
+    if not (config.refuse_when_full or config.drain_timeout_s):
+        return None
+    engine = state.client.engine
+    try:
+        engine.check_admits()
+    except OmniError as error:
+        if isinstance(error, ServerFullError) and not config.refuse_when_full:
+            return None
+        count_refusal(engine.metrics, "a handshake", error)
+        return error
+    return None
 
 
 @contextmanager

@@ -1,0 +1,84 @@
+"""The line of sessions that wait for a place."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from vllm_omni.engine.places import Places
+from vllm_omni.engine.session import EngineSession, Waiting
+from vllm_omni.errors import ServerFullError
+
+
+class Line:
+    """Sessions without a place, first come, first served. Used by the scheduler alone.
+
+    Args:
+        places: what they wait for.
+        max_queued: how many of them may have to wait.
+    """
+
+    def __init__(self, places: Places, *, max_queued: int) -> None:
+        self._places = places
+        self._max_queued = max_queued
+        self._sessions: OrderedDict[str, EngineSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[EngineSession]:
+        """Go through the sessions as they are now, the head of the line first."""
+        return iter(tuple(self._sessions.values()))
+
+    @property
+    def num_placeable(self) -> int:
+        """How many sessions at the head can get a place now."""
+        return self._places.num_placeable(self)
+
+    def find(self, session_id: str) -> EngineSession | None:
+        """Return the session of this id if it stands in line."""
+        return self._sessions.get(session_id)
+
+    def check_open(self) -> None:
+        """Refuse what a newcomer of whatever size would be refused by.
+
+        Raises:
+            ServerFullError: if nobody more may wait and no place is left.
+        """
+        num_waiting = len(self) - self.num_placeable
+        if num_waiting >= self._max_queued and (num_waiting or self._places.num_free <= len(self)):
+            raise self._is_full(num_waiting)
+
+    def join(self, session: EngineSession) -> None:
+        """Stand at the end.
+
+        Raises:
+            ServerFullError: if nobody more may wait; the session is not in line then.
+        """
+        self._sessions[session.session_id] = session
+        num_waiting = len(self) - self.num_placeable
+        if num_waiting > self._max_queued:
+            self.leave(session)
+            raise self._is_full(num_waiting - 1)
+
+    def go_first(self, session: EngineSession) -> None:
+        """Stand at the head, whatever the length of the line."""
+        self._sessions[session.session_id] = session
+        self._sessions.move_to_end(session.session_id, last=False)
+
+    def take_head(self) -> EngineSession:
+        """Take out who is next; there must be somebody."""
+        return self._sessions.popitem(last=False)[1]
+
+    def leave(self, session: EngineSession) -> bool:
+        """Take a session out; whether it stood here."""
+        return self._sessions.pop(session.session_id, None) is not None
+
+    def tell_positions(self) -> None:
+        """Tell its position to every session that has to wait; 1 is next."""
+        for position, session in enumerate([*self][self.num_placeable :], start=1):
+            session.emit(Waiting(position))
+
+    def _is_full(self, num_waiting: int) -> ServerFullError:
+        return ServerFullError(
+            f"{len(self._places)} of {self._places.max_sessions} sessions run and {num_waiting} of "
+            f"{self._max_queued} wait; try again later (max_num_seqs, max_queued)"
+        )
