@@ -98,8 +98,8 @@ class ServerDrainingError(SessionClosedError):
 
     code = "server_draining"
 
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down")
+    def __init__(self, message: str = "the server is shutting down") -> None:
+        super().__init__(message)
 
 
 class SessionFailedError(OmniError):

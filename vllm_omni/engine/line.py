@@ -30,7 +30,7 @@ class Line:
 
     @property
     def num_placeable(self) -> int:
-        """How many sessions at the head can get a place now."""
+        """The number of sessions at the head of the line that can get a place now."""
         return self._places.num_placeable(self)
 
     def find(self, session_id: str) -> EngineSession | None:
@@ -48,7 +48,7 @@ class Line:
             raise self._is_full(num_waiting)
 
     def join(self, session: EngineSession) -> None:
-        """Stand at the end.
+        """Put a session at the end of the line.
 
         Raises:
             ServerFullError: if nobody more may wait; the session is not in line then.
@@ -60,16 +60,16 @@ class Line:
             raise self._is_full(num_waiting - 1)
 
     def go_first(self, session: EngineSession) -> None:
-        """Stand at the head, whatever the length of the line."""
+        """Put a session at the head of the line, however long the line is."""
         self._sessions[session.session_id] = session
         self._sessions.move_to_end(session.session_id, last=False)
 
     def take_head(self) -> EngineSession:
-        """Take out who is next; there must be somebody."""
+        """Remove the session at the head of the line and return it; there must be one."""
         return self._sessions.popitem(last=False)[1]
 
     def leave(self, session: EngineSession) -> bool:
-        """Take a session out; whether it stood here."""
+        """Remove a session from the line and return whether it stood there."""
         return self._sessions.pop(session.session_id, None) is not None
 
     def tell_positions(self) -> None:
