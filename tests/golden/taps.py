@@ -59,8 +59,8 @@ class RecordingAttention:
         visible_tokens: int,
         scale: float,
     ) -> torch.Tensor:
-        """Attend without remembering: replays use extents."""
-        return self.inner.attend_pages(
+        """Attend and remember the visible tokens, in the order of the block table."""
+        out = self.inner.attend_pages(
             query,
             key_pages,
             value_pages,
@@ -68,6 +68,11 @@ class RecordingAttention:
             visible_tokens=visible_tokens,
             scale=scale,
         )
+        seen = (
+            pages[block_table].flatten(0, 1)[:visible_tokens] for pages in (key_pages, value_pages)
+        )
+        self.calls.append((query.clone(), *seen, out.clone()))
+        return out
 
 
 class Taps:

@@ -8,10 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.golden.archive import Archive
-from tests.golden.checks import FULL_SETS, LONG_SETS, assert_replayed, rows_of, threads
+from tests.golden.archive import KEPT_RECIPES, Archive, RecipeError
+from tests.golden.checks import (
+    FULL_SETS,
+    LONG_SETS,
+    assert_replayed,
+    rows_of,
+    rows_of_recipe,
+    threads,
+)
+from tests.golden.recipe import Run
 from tests.golden.replay import main
-from tests.golden.report import FAIL, INPUT, PASS, compare_arrays
+from tests.golden.report import FAIL, INPUT, PASS, Target, compare_arrays, judge
 from tests.helpers.dense_oracle import DenseOracle, visible_history
 from tests.helpers.golden import SUBSET_DIR, golden_dir, requires_golden
 from tests.helpers.model_builders import SMALL_MODEL, weights_of
@@ -49,21 +57,104 @@ def test_subset_is_small():
     assert sum(path.stat().st_size for path in files) <= 3 * 10**6
 
 
+@pytest.fixture
+def one_set(tmp_path) -> Path:
+    """A copy of the schedule's set, to be spoilt."""
+    (tmp_path / "arrays").mkdir()
+    for suffix in ("json", "safetensors"):
+        source = SUBSET_DIR / "arrays" / f"d_schedule.{suffix}"
+        (tmp_path / "arrays" / source.name).write_bytes(source.read_bytes())
+    return tmp_path
+
+
+# --- recipes -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recipes_of(one_set):
+    """Change the recipes of the schedule's set, replay it, and give the rows by name."""
+
+    def replayed(change) -> dict[str, list]:
+        path = one_set / "arrays" / "d_schedule.json"
+        manifest = json.loads(path.read_text())
+        change(manifest["recipes"])
+        path.write_text(json.dumps(manifest))
+        rows: dict[str, list] = {}
+        for row in rows_of(Archive(one_set), "d_schedule"):
+            rows.setdefault(row.name, []).append(row)
+        return rows
+
+    return replayed
+
+
+def notes(rows: dict[str, list], name: str) -> list[str]:
+    return [row.note for row in rows[name] if row.status == FAIL]
+
+
+def test_an_array_without_a_recipe_fails(recipes_of):
+    rows = recipes_of(lambda recipes: recipes[0]["outputs"].pop("shift0.5.sigmas"))
+    assert notes(rows, "shift0.5.sigmas") == ["no recipe makes this array"]
+    assert sum(row.status == PASS for name in rows for row in rows[name]) == 21
+
+
+def test_one_recipe_fails_alone(recipes_of):
+    rows = recipes_of(lambda recipes: recipes[0].update(flow_shift="sharp"))
+    for name in ("shift0.5.sigmas", "shift0.5.timesteps"):
+        (note,) = notes(rows, name)
+        assert "flow_shift must be a number" in note
+    assert sum(row.status == PASS for name in rows for row in rows[name]) == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"op": "guess"}, "there is no operation 'guess'"),
+        ({"flow_shft": 3.0}, "has keys without a meaning: flow_shft"),
+        ({"outputs": {"shift0.5.sigmas": "sigma"}}, "nothing made sigma; there are sigmas, time"),
+        ({"outputs": {"shift0.5.sigma": "sigmas"}}, "has no array shift0.5.sigma"),
+    ],
+)
+def test_what_a_recipe_must_not_say(recipes_of, change, reason):
+    rows = recipes_of(lambda recipes: recipes[0].update(change))
+    assert any(reason in row.note for name in rows for row in rows[name] if row.status == FAIL)
+
+
+@pytest.mark.parametrize("key", ["seed", "flow_shift", "dtype", "ranks", "chunks", "inputs"])
+def test_a_rollout_has_no_defaults(key):
+    (recipe,) = [r for r in SUBSET.recipes("a_transformer_direct") if r.get("ranks") == 1]
+    spoilt = {name: value for name, value in recipe.items() if name != key}
+    rows = list(rows_of_recipe(SUBSET, "a_transformer_direct", spoilt))
+    assert {row.name for row in rows} == set(recipe["outputs"])
+    assert all(row.status == FAIL and f"says no {key}" in row.note for row in rows)
+
+
+def test_kept_recipes_belong_to_their_arrays(tmp_path):
+    (tmp_path / "arrays").mkdir()
+    source = SUBSET_DIR / "arrays" / "d_schedule.safetensors"
+    (tmp_path / "arrays" / source.name).write_bytes(source.read_bytes())
+    manifest = {"arrays": {"shift1.sigmas": {"role": "output"}}, "sha256": "of something else"}
+    (tmp_path / "arrays" / "d_schedule.json").write_text(json.dumps(manifest))
+    assert (KEPT_RECIPES / "d_schedule.json").is_file()
+    with pytest.raises(RecipeError, match="for other arrays"):
+        Archive(tmp_path).recipes("d_schedule")
+
+
 # --- sets of other models, made by the dense oracle ------------------------------------------
 
 VARIANTS = {
-    "sink4_win8": {"sink_size": 4, "sliding_window_num_frames": 8},
-    "sink5_win12": {"sink_size": 5, "sliding_window_num_frames": 12},
+    "pebble": {"sink_size": 4, "sliding_window_num_frames": 8},
+    "heron": {"sink_size": 5, "sliding_window_num_frames": 12},
 }
 WIDE = replace(SMALL_MODEL, attention_head_dim=32)
-CHUNKS, SEED, TOLERANCE = 6, 5, {"rtol": 1e-4, "atol": 1e-4}
+CHUNKS, SEED, SHIFT, TOLERANCE = 6, 5, 3.0, {"rtol": 1e-4, "atol": 1e-4}
+LAST = 3 * CHUNKS - 3
 
 
-def oracle_rollout(inputs: dict, sizes: dict, shift: float) -> dict[str, torch.Tensor]:
-    """Arrays of one rollout by the oracle, named as golden sets name them."""
+def oracle_rollout(inputs: dict, sizes: dict) -> dict[str, torch.Tensor]:
+    """Results of one rollout by the oracle, named as recipes name them."""
     window = {"sink": sizes["sink_size"], "window": sizes["sliding_window_num_frames"]}
     oracle = DenseOracle(weights_of(WIDE), heads=2, **window)
-    generator, schedule = torch.Generator().manual_seed(SEED), DmdSchedule.with_shift(shift)
+    generator, schedule = torch.Generator().manual_seed(SEED), DmdSchedule.with_shift(SHIFT)
     made = {}
     for chunk in range(CHUNKS):
         frames, start = slice(3 * chunk, 3 * chunk + 3), 3 * chunk
@@ -74,25 +165,56 @@ def oracle_rollout(inputs: dict, sizes: dict, shift: float) -> dict[str, torch.T
             flow = oracle.forward(
                 torch.cat((x, condition)), schedule.timesteps[step], *around, start=start
             )
-            made[f"chunk{chunk}.step{step}.flow"] = flow
+            made[f"flow/{chunk}/{step}"] = flow
             x = x - sigma * flow
             if step < 3:
                 noise = torch.randn(1, 16, 3, 4, 6, generator=generator)[0].double()
                 x = (1 - schedule.sigmas[step + 1]) * x + schedule.sigmas[step + 1] * noise
         clean = torch.cat((x, condition))
-        made[f"chunk{chunk}.x0"] = x
-        made[f"chunk{chunk}.commit.flow"] = oracle.forward(
-            clean, 0.0, *around, start=start, commit=True
-        )
-    last = 3 * CHUNKS - 3
-    kept = [*visible_history(last, frames=3, **window), *range(last, last + 3)]
-    made["stored"] = torch.cat([oracle.committed[1][frame][0] for frame in kept])
+        made[f"x0/{chunk}"] = x
+        made[f"commit/{chunk}"] = oracle.forward(clean, 0.0, *around, start=start, commit=True)
+    kept = [*visible_history(LAST, frames=3, **window), *range(LAST, LAST + 3)]
+    stored = torch.cat([oracle.committed[1][frame][0] for frame in kept])
+    for rank in range(2):  # the head that each of two ranks holds
+        made[f"key/{CHUNKS - 1}/1/rank{rank}"] = stored[:, rank : rank + 1]
     return {name: array[None].float().contiguous() for name, array in made.items()}
+
+
+def variant_recipes(made: dict[str, dict[str, str]]) -> list[dict]:
+    """One and two ranks of each variant; ``made`` has results by array and variant."""
+    fields = ("num_attention_heads", "attention_head_dim", "text_dim", "freq_dim", "ffn_dim",
+              "num_layers")  # fmt: skip
+    config = {name: getattr(WIDE, name) for name in fields}
+    recipes = []
+    for variant, outputs in made.items():
+        for ranks in (1, 2):
+            of_rank = {n: r for n, r in outputs.items() if ranks == 2 or "rank" not in r}
+            recipes.append(
+                {
+                    "op": "rollout",
+                    "model": {
+                        "weights": "variants:weights.",
+                        "config": config,
+                        "overrides": f"variants:facts/sizes/{variant}",
+                    },
+                    "inputs": {
+                        name: f"variants:{name}"
+                        for name in ("condition", "camera", "prompt_embeds")
+                    },
+                    "flow_shift": SHIFT,
+                    "seed": SEED,
+                    "chunks": CHUNKS,
+                    "ranks": ranks,
+                    "dtype": "float32",
+                    "outputs": of_rank,
+                }
+            )
+    return recipes
 
 
 @pytest.fixture(scope="module")
 def variant_set(tmp_path_factory) -> Path:
-    """A directory with one set: shared weights and inputs, two windows, one rank's keys."""
+    """A directory with one set: shared weights and inputs, two windows, names without a sense."""
     root = tmp_path_factory.mktemp("golden")
     (root / "arrays").mkdir()
     generator = torch.Generator().manual_seed(9)
@@ -103,63 +225,48 @@ def variant_set(tmp_path_factory) -> Path:
     }
     inputs |= {f"weights.{name}": weight for name, weight in weights_of(WIDE).items()}
     entries = {name: {"role": "input", "dtype": "float32"} for name in inputs}
-    arrays = dict(inputs)
+    arrays, outputs = dict(inputs), {}
     for variant, sizes in VARIANTS.items():
-        made = oracle_rollout(inputs, sizes, shift=3.0)
-        stored = made.pop("stored")
-        arrays |= {f"{variant}.{name}": array for name, array in made.items()}
-        for rank in range(2):  # the head group that each of two ranks holds
-            name = f"{variant}.rank{rank}.kv.chunk{CHUNKS - 1}.layer1.key"
-            arrays[name] = stored[:, :, rank : rank + 1].contiguous()
+        made = oracle_rollout(inputs, sizes)
+        outputs[variant] = {f"{variant}{i}": result for i, result in enumerate(made)}
+        arrays |= {name: made[result] for name, result in outputs[variant].items()}
     entries |= {
         name: {"role": "output", "dtype": "float32", **TOLERANCE}
         for name in arrays
         if name not in inputs
     }
-    fields = ("num_attention_heads", "attention_head_dim", "text_dim", "freq_dim", "ffn_dim",
-              "num_layers")  # fmt: skip
-    base = {name: getattr(WIDE, name) for name in fields}
-    facts = {"base_config": base, "variants": VARIANTS, "seed": SEED, "flow_shift": 3.0}
+    manifest = {
+        "facts": {"sizes": VARIANTS},
+        "arrays": entries,
+        "recipes": variant_recipes(outputs),
+    }
     save_file(arrays, root / "arrays" / "variants.safetensors")
-    (root / "arrays" / "variants.json").write_text(json.dumps({"facts": facts, "arrays": entries}))
+    (root / "arrays" / "variants.json").write_text(json.dumps(manifest))
     return root
 
 
 def test_variants_bring_weights_and_windows(variant_set):
-    """Up to rounding against float64: other heads, sinks and windows that are no whole chunks."""
+    """Up to rounding against float64: other heads, sinks, windows, and two ranks."""
     rows = rows_of(Archive(variant_set), "variants")
     assert [str(row) for row in rows if row.status == FAIL] == []
-    assert sum(row.status == PASS for row in rows) == 2 * (CHUNKS * 6 + 2)
+    assert sum(row.status == PASS for row in rows) == 2 * (CHUNKS * 6 * 2 + 2)
     assert {row.name for row in rows if row.status == INPUT} >= {"condition", "camera"}
+    # Pages in a row and scattered, on one rank and on each of two.
+    assert {row.note for row in rows if row.status == PASS} == {"2 runs", "4 runs"}
 
 
-def test_a_wrong_window_is_told(variant_set, tmp_path):
-    """One rolling frame less changes what the fourth chunk and later ones see, and fails."""
-    arrays = tmp_path / "arrays"
-    arrays.mkdir()
-    source = variant_set / "arrays"
-    manifest = json.loads((source / "variants.json").read_text())
-    manifest["facts"]["variants"]["sink4_win8"]["sliding_window_num_frames"] = 7
-    (arrays / "variants.json").write_text(json.dumps(manifest))
-    (arrays / "variants.safetensors").symlink_to(source / "variants.safetensors")
-    failed = {row.name for row in rows_of(Archive(tmp_path), "variants") if row.status == FAIL}
-    assert "sink4_win8.chunk2.step0.flow" in failed
-    assert not any(
-        name.startswith(("sink5", "sink4_win8.chunk0", "sink4_win8.chunk1")) for name in failed
-    )
+def test_a_wrong_window_is_told(variant_set):
+    """One rolling frame less changes what the third chunk and later ones see, and fails."""
+    archive = Archive(variant_set)
+    recipe = next(r for r in archive.recipes("variants") if "pebble0" in r["outputs"])
+    recipe["model"]["overrides"] = {"sink_size": 4, "sliding_window_num_frames": 7}
+    rows = list(rows_of_recipe(archive, "variants", recipe))
+    failed = {recipe["outputs"][row.name] for row in rows if row.status == FAIL}
+    assert "flow/2/0" in failed
+    assert not any(result.split("/")[1] in {"0", "1"} for result in failed)
 
 
 # --- the tool --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def one_set(tmp_path) -> Path:
-    """A copy of the schedule's set, to be spoilt."""
-    (tmp_path / "arrays").mkdir()
-    for suffix in ("json", "safetensors"):
-        source = SUBSET_DIR / "arrays" / f"d_schedule.{suffix}"
-        (tmp_path / "arrays" / source.name).write_bytes(source.read_bytes())
-    return tmp_path
 
 
 def respoil(root: Path, **changed: torch.Tensor | None) -> None:
@@ -194,7 +301,7 @@ def test_one_wrong_value_exits_with_one(one_set, capsys):
 def test_an_array_that_nothing_makes_fails(one_set, capsys):
     respoil(one_set, unheard_of=torch.zeros(2))
     assert main([str(one_set)]) == 1
-    assert "nothing in the replay makes an array of this name" in capsys.readouterr().out
+    assert "no recipe makes this array" in capsys.readouterr().out
 
 
 def test_an_unknown_set_is_an_error(one_set, capsys):
@@ -214,8 +321,28 @@ def test_an_unknown_set_is_an_error(one_set, capsys):
         (torch.ones(3, 2), FAIL),
         (torch.ones(2, 3, dtype=torch.float64), FAIL),
         (torch.ones(2, 3, dtype=torch.bfloat16), PASS),
+        (torch.ones(2, 3, dtype=torch.float16), FAIL),
     ],
 )
 def test_verdicts(made, status):
     entry = {"rtol": 0.0, "atol": 1e-3}
     assert compare_arrays("x", made, torch.ones(1, 2, 3), entry).status == status
+
+
+def test_a_rounded_result_is_only_compared_with_rounded_numbers():
+    made, golden = torch.ones(3, dtype=torch.bfloat16), torch.tensor([1.0, 1.0, 1.001])
+    assert compare_arrays("x", made, golden, {"atol": 1.0}).status == FAIL
+
+
+@pytest.mark.parametrize(("roundings", "status"), [(1, PASS), (2, FAIL)])
+def test_one_rounding_too_many_is_told(roundings, status):
+    """The modulation of a norm: summed in float32 and rounded once, or rounded before the sum."""
+    generator = torch.Generator().manual_seed(3)
+    x, gain, shift = torch.randn(3, 64, 64, generator=generator)
+    exact = x * gain + shift
+    golden = exact.bfloat16()
+    made = golden if roundings == 1 else (x * gain).bfloat16() + shift.bfloat16()
+    target = Target(golden, {"atol": 0.06, "rtol": 0.03})
+    row = judge("y", "y", [Run("", {"y": made})], target, [Run("", {"y": exact})])
+    assert compare_arrays("y", made, golden, target.entry).status == PASS
+    assert row.status == status
