@@ -81,9 +81,11 @@ video_sync_timeout_s = Variable(
     "VLLM_OMNI_VIDEO_SYNC_TIMEOUT", _at_least_one, 600,
     "seconds that `POST /v1/videos/sync` waits for its video",
 )  # fmt: skip
-storage_path = Variable(
-    "VLLM_OMNI_SERVER_STORAGE__PATH", str, "/tmp/storage", "folder of the finished videos of jobs"
-)
+storage_path: Variable[str | None] = Variable(
+    "VLLM_OMNI_SERVER_STORAGE__PATH", str, None,
+    "folder in which each server makes a private one for the finished videos of jobs; that for "
+    "temporary files (TMPDIR) where it is not set",
+)  # fmt: skip
 
 VARIABLES = (
     action_root, api_key, max_image_pixels, media_url_allow_redirects, video_sync_timeout_s,

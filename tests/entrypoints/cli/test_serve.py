@@ -204,7 +204,7 @@ def test_the_log_also_goes_to_a_file(model, started, tmp_path):
         ('MODEL --stage-overrides {"1":{}}', "unknown stage '1'"),
         ("MODEL --strategy-config x", '--strategy-config="x" is refused'),
         ("MODEL --port 70000", "--port: must be at most 65535, got 70000"),
-        ("MODEL --log-file /no/such/dir/log", "'/no/such/dir' is not a directory"),
+        ("MODEL --log-file /no/such/dir/log", "'/no/such/dir/log': No such file or directory"),
         ("MODEL --allowed-origins [1]", "--allowed-origins: must list texts"),
         ("MODEL --allowed-origins [", "--allowed-origins is not a JSON list"),
     ],

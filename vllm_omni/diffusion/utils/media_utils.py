@@ -28,6 +28,7 @@ def finalize_streaming_video_bytes(
 
     Raises:
         InvalidRequestError: for another format, or bytes without a readable video stream.
+        OSError: if the folder for temporary files cannot hold the video.
     """
     if input_format not in _INPUT_FORMATS:
         raise InvalidRequestError(
@@ -38,6 +39,8 @@ def finalize_streaming_video_bytes(
     try:
         with av.open(io.BytesIO(data), "r", format="mp4") as source:
             return _remux(source, fps)
+    except OSError:
+        raise  # The system's word on the temporary file; FFmpeg's word on the bytes is another.
     except (FFmpegError, IndexError) as error:
         raise InvalidRequestError(
             f"{len(data)} bytes hold no readable fragmented MP4 video"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 from vllm_omni import envs
 from vllm_omni.config.checkpoint import require_model
@@ -20,6 +19,7 @@ from vllm_omni.entrypoints.cli.flags import add_flags, refuse_by_name, typed_val
 from vllm_omni.errors import ConfigError
 from vllm_omni.logger import configure_logging, get_logger
 from vllm_omni.setting import HIDDEN
+from vllm_omni.system_errors import sentence
 from vllm_omni.wording import shown
 
 logger = get_logger(__name__)
@@ -28,6 +28,7 @@ _BACKLOG = 2048
 _WITHOUT_DEPLOY_FILE = PACKAGED_DIR / "live_worlds.yaml"
 """File that stands in where none is named: worlds are streamed and steered."""
 _SERVER_MODULE = "vllm_omni.entrypoints.server.app"
+_CHECKS_MODULE = "vllm_omni.entrypoints.server.start_checks"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         logger.info("serving %s; non-default args: %s", model, _typed_line(args))
         resolved = _resolve(args, model)
         _print_once(resolved)
+        import_module(_CHECKS_MODULE).check_machine(resolved)
         with open_listener(server) as listener:
             app = import_module(_SERVER_MODULE)
             return app.run_server(resolved, server=server, listener=listener)
@@ -156,10 +158,10 @@ def _log_file(server: ServerConfig) -> Iterator[None]:
     if server.log_file is None:
         yield
         return
-    path = Path(server.log_file)
-    if not path.parent.is_dir():
-        raise ConfigError(f"--log-file: {str(path.parent)!r} is not a directory")
-    configure_logging(file=str(path))
+    try:
+        configure_logging(file=server.log_file)
+    except OSError as error:
+        raise ConfigError(f"--log-file: {sentence(error)}") from None
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Videos that are made while nobody waits: records in memory, files in one private folder.
+"""Videos that are made while nobody waits: records in memory, files in the store.
 
 Records and files live as long as the server at most; nothing is found again after a restart.
 """
@@ -6,9 +6,6 @@ Records and files live as long as the server at most; nothing is found again aft
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import tempfile
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
@@ -18,11 +15,11 @@ from typing import Literal
 
 import numpy as np
 
-from vllm_omni import envs
 from vllm_omni.diffusion.messages import SourceImage
 from vllm_omni.entrypoints.server.http_errors import HttpRefusalError, message_of, status_of
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.video_rollout import FinishedVideo, VideoRequest, VideoRollout
+from vllm_omni.entrypoints.server.video_store import VideoStore
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
@@ -146,15 +143,16 @@ class VideoJobs:
         self._jobs: OrderedDict[str, VideoJob] = OrderedDict()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
-        self._folder: Path | None = None
+        self._store = VideoStore()
 
-    def add(self, request: VideoRequest, model: str) -> VideoJob:
+    async def add(self, request: VideoRequest, model: str) -> VideoJob:
         """Put a job in the engine's line.
 
         Raises:
             OmniError: if the engine refuses it; then there is no job.
-            HttpRefusalError: 503 if as many jobs run as are kept.
+            HttpRefusalError: 503 if as many jobs run as are kept, or the video could not be stored.
         """
+        await self._state.in_thread(self._store.require_room, request.expected_bytes)
         oldest = self._job_to_forget()
         job = VideoJob(request, model)
         rollout = VideoRollout(self._state, request)
@@ -195,12 +193,17 @@ class VideoJobs:
         """File of a finished video.
 
         Raises:
-            HttpRefusalError: 404 if there is no such job, 422 if it has no video (yet).
+            HttpRefusalError: 404 if there is no such job, 422 if it has no video (yet), 410 if
+                somebody has removed the file.
         """
         job = self.get(video_id)
         if job.file is None:
             reason = job.failure[1] if job.failure else f"it is {job.status}"
             raise HttpRefusalError(422, f"video {video_id} has no content: {reason}")
+        if not job.file.is_file():
+            raise HttpRefusalError(
+                410, f"the file of video {video_id} was removed from the server's storage"
+            )
         return job.file
 
     async def delete(self, video_id: str) -> None:
@@ -228,21 +231,20 @@ class VideoJobs:
             await asyncio.wait(tasks)
         for job in list(self._jobs.values()):
             self._forget(job)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._store.close()
 
     async def _run(self, job: VideoJob, rollout: VideoRollout) -> None:
         video = await rollout.collect(job.advanced)
         self._reserve(job, len(video.mp4))
-        path = self._own_folder() / f"{job.video_id}.mp4"
-        storing = asyncio.ensure_future(self._state.in_thread(_store, path, video.mp4))
+        name = f"{job.video_id}.mp4"
+        storing = asyncio.ensure_future(self._state.in_thread(self._store.put, name, video.mp4))
         try:
-            await asyncio.shield(storing)
+            path = await asyncio.shield(storing)
         except asyncio.CancelledError:
             # Its thread cannot be stopped: the file would appear after the job is forgotten.
-            await asyncio.gather(storing, return_exceptions=True)
-            path.unlink(missing_ok=True)
+            for stored in await asyncio.gather(storing, return_exceptions=True):
+                if isinstance(stored, Path):
+                    stored.unlink(missing_ok=True)
             raise
         job.completed(path, video)
 
@@ -279,13 +281,6 @@ class VideoJobs:
             self._forget(next(other for other in jobs if other.file is not None))
         job.stored_bytes = num_bytes
 
-    def _own_folder(self) -> Path:
-        """A folder of our own: nobody else can have put a link where we write."""
-        if self._folder is None:
-            Path(envs.storage_path()).mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="videos-", dir=envs.storage_path()))
-        return self._folder
-
     def _forget(self, job: VideoJob) -> None:
         self._jobs.pop(job.video_id, None)
         expiry = self._expiries.pop(job.video_id, None)
@@ -302,13 +297,3 @@ class VideoJobs:
         if over is None:
             raise HttpRefusalError(503, f"{MAX_JOBS} videos are being made; try again later")
         return over
-
-
-def _store(path: Path, content: bytes) -> None:
-    """Write a file that appears under its name only when it is complete."""
-    part = path.with_suffix(".part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

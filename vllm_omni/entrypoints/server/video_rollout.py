@@ -18,9 +18,13 @@ from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.errors import SessionClosedError
+from vllm_omni.system_errors import reason
 
 MAX_VIDEO_BYTES = 2**30
 """Largest video that is collected in memory."""
+
+_PIXELS_PER_BYTE = 8
+"""A usual video; noise takes more."""
 
 Progress = Callable[[float], None]
 """Told the share of the rollout that is made, from 0, once when it begins and after each chunk."""
@@ -62,6 +66,12 @@ class VideoRequest:
         """Number of pixel frames of the video."""
         assert self.session.num_chunks is not None, "a bounded request has a length"
         return pixel_frames_of(self.session.num_chunks)
+
+    @property
+    def expected_bytes(self) -> int:
+        """About how large the file will be."""
+        pixels = self.session.width * self.session.height * self.num_frames
+        return pixels // _PIXELS_PER_BYTE
 
     @property
     def duration_s(self) -> float:
@@ -146,7 +156,14 @@ class VideoRollout:
         if event.reason is not EndReason.FINISHED:
             raise SessionClosedError("the session was stopped before its end")
         fragments += await self._state.in_thread(encoder.finish)
-        mp4 = await self._state.in_thread(finalize_streaming_video_bytes, bytes(fragments))
+        try:
+            mp4 = await self._state.in_thread(finalize_streaming_video_bytes, bytes(fragments))
+        except OSError as error:
+            raise HttpRefusalError(
+                503,
+                f"the finished video of {len(fragments)} bytes is lost: the server's folder for "
+                f"temporary files (TMPDIR) cannot hold it: {reason(error)}",
+            ) from error
         return FinishedVideo(mp4, session.seed, last_s - started_s, durations, event.peak_bytes)
 
     async def _encode(self, encoder: ChunkEncoder, event: ChunkReady) -> bytes:

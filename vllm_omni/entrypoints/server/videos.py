@@ -65,7 +65,7 @@ def _add_making_routes(router: APIRouter, state: ServerState, jobs: VideoJobs) -
             _check_ready(state)
             start = await read_start(request, state)
             prepared = await prepare(state, start, request_id)
-            job = jobs.add(prepared, start.model or state.config.served_model_names[0])
+            job = await jobs.add(prepared, start.model or state.config.served_model_names[0])
         return JSONResponse(job.to_json())
 
 
