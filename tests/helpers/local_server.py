@@ -26,6 +26,7 @@ from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.app import create_app
+from vllm_omni.entrypoints.server.connections import BACKLOG
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.realtime_video import Timers
 from vllm_omni.entrypoints.server.state import ServerState
@@ -119,6 +120,7 @@ class LocalServer(OnLoopback):
             self.engine.start()
         self._thread.start()
         wait_until(lambda: self._server.started)
+        self._listener.listen(BACKLOG)
 
     def stop(self) -> None:
         """End everything."""

@@ -16,6 +16,7 @@ from vllm_omni.config.layers import COMMAND_LINE
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.cli.flags import add_flags, refuse_by_name, typed_values
+from vllm_omni.entrypoints.server.connections import BACKLOG, raise_descriptor_limit
 from vllm_omni.errors import ConfigError
 from vllm_omni.logger import configure_logging, get_logger
 from vllm_omni.setting import HIDDEN
@@ -24,7 +25,6 @@ from vllm_omni.wording import shown
 
 logger = get_logger(__name__)
 
-_BACKLOG = 2048
 _WITHOUT_DEPLOY_FILE = PACKAGED_DIR / "live_worlds.yaml"
 """File that stands in where none is named: worlds are streamed and steered."""
 _SERVER_MODULE = "vllm_omni.entrypoints.server.app"
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         CheckpointError: a directory that does not hold this model; nothing was started.
     """
     configure_logging()
+    raise_descriptor_limit()
     model = _model(args)
     refuse_by_name(args)
     server = _server_config(args, model)
@@ -181,7 +182,7 @@ def open_listener(server: ServerConfig) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, server.port))
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(

@@ -20,6 +20,7 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.access import AccessControl, chosen_subprotocol
 from vllm_omni.entrypoints.server.channel import SocketChannel
+from vllm_omni.entrypoints.server.connections import BACKLOG
 from vllm_omni.entrypoints.server.http_errors import answer_error, error_response
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.operations import operations_router
@@ -127,6 +128,12 @@ class EngineServer(uvicorn.Server):
                     logger.critical("the engine stopped by a bug", exc_info=fault)
             await asyncio.to_thread(self._state.client.engine.close, self._time_left_s())
             logger.info("stopped")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections, a few at a time; as many as ever may wait for it."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: stop admission, drain, tell clients. Second: stop now."""

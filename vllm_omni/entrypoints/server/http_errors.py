@@ -78,6 +78,20 @@ def error_response(error: BaseException) -> JSONResponse:
     )
 
 
+def error_body(
+    status: int, message: str, *, kind: str | None = None, field: str | None = None
+) -> dict[str, object]:
+    """The one body of every error; ``kind`` follows from the status where it is not given."""
+    return {
+        "error": {
+            "message": message,
+            "type": kind or _kind(status),
+            "param": field,
+            "code": status,
+        }
+    }
+
+
 async def answer_error(_: Request, error: Exception) -> JSONResponse:
     """The answer of any route to what it raises; of a fault the log has the traceback."""
     return error_response(error)
@@ -86,9 +100,8 @@ async def answer_error(_: Request, error: Exception) -> JSONResponse:
 def _answer(
     status: int, message: str, *, kind: str | None = None, field: str | None = None
 ) -> JSONResponse:
-    body = {"message": message, "type": kind or _kind(status), "param": field, "code": status}
     retry = {"Retry-After": _RETRY_AFTER_S} if status == _UNAVAILABLE else None
-    return JSONResponse({"error": body}, status, headers=retry)
+    return JSONResponse(error_body(status, message, kind=kind, field=field), status, headers=retry)
 
 
 def _kind(status: int) -> str:

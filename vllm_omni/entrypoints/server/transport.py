@@ -1,21 +1,23 @@
-"""How uvicorn carries sockets here: no compression, and no client can hold a connection open."""
+"""How uvicorn is set up here: its protocols, its limits, and what of its log is kept."""
 
 from __future__ import annotations
 
 import logging
-from asyncio import TimerHandle
+import time
+from functools import partial
 from http import HTTPStatus
 from pathlib import PurePath
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from vllm_omni.config.server import ServerConfig
+from vllm_omni.entrypoints.server.connections import OpenConnections, connection_limit
+from vllm_omni.entrypoints.server.wire_protocols import HttpProtocol, VideoSocketProtocol
 from vllm_omni.logger import adopt
 
-_CUT_OFF_S = 15.0
-"""How long a client may take to read the end of its session."""
+_KEEP_ALIVE_S = 5
+"""How long a connection may be idle after an answer."""
 _PING_INTERVAL_S = 20.0
 _PING_TIMEOUT_S = 120.0
 """Longer than the stall limit, so that a client who is slow is told so instead of cut off."""
@@ -23,38 +25,17 @@ _GRACEFUL_SHARE = 0.2
 """Part of the shutdown limit that is left for open connections once the sessions have ended."""
 
 
+_REPEAT_S = 60.0
+_NO_DESCRIPTORS = "socket.accept() out of system resource"
+_NO_DESCRIPTORS_TEXT = (
+    "no descriptor is left to accept a connection with; trying again every second (ulimit -n)"
+)
+_NOT_UTF8 = "Invalid UTF-8 sequence received from client."
 _PROBES = ("/health", "/metrics")
 _LIFE_CYCLE = {"uvicorn", "lifespan"}
 """Folders of uvicorn's code that tells of its own start and end."""
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 SOCKET_PATH = "/v1/realtime/video"
-
-
-class VideoSocketProtocol(WebSocketsSansIOProtocol):
-    """Uvicorn's protocol, but the connection ends even if the client has stopped reading.
-
-    Uvicorn waits for its unsent bytes without a limit.
-    """
-
-    _cut_off: TimerHandle | None = None
-
-    async def run_asgi(self) -> None:
-        """Run the application on this socket, then give the client a while to take the end."""
-        await super().run_asgi()
-        if not self.disconnected:
-            self._cut_off = self.loop.call_later(_CUT_OFF_S, self.transport.abort)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the limit, since the connection is gone already."""
-        if self._cut_off is not None:
-            self._cut_off.cancel()
-        super().connection_lost(exc)
-
-    def shutdown(self) -> None:
-        """End this connection with the server, although the client may have bytes left to read."""
-        super().shutdown()
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
 
 
 def uvicorn_config(app: ASGIApp, server: ServerConfig) -> uvicorn.Config:
@@ -65,9 +46,13 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig) -> uvicorn.Config:
     started while the model is still to be loaded, and without successful probes.
     """
     _route_logs()
+    open_connections = OpenConnections(connection_limit())
     return uvicorn.Config(
         app,
-        ws=VideoSocketProtocol,
+        http=partial(HttpProtocol, open_connections),  # pyright: ignore[reportArgumentType]
+        ws=partial(VideoSocketProtocol, open_connections),  # pyright: ignore[reportArgumentType]
+        backlog=open_connections.accepted_at_once,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         ws_per_message_deflate=False,
         ws_ping_interval=_PING_INTERVAL_S,
         ws_ping_timeout=_PING_TIMEOUT_S,
@@ -88,7 +73,10 @@ def _route_logs() -> None:
     access = logging.getLogger("uvicorn.access")
     access.propagate = True  # An earlier server of this process may have switched it off.
     access.addFilter(_is_no_probe)
-    logging.getLogger("uvicorn.error").addFilter(_is_no_life_cycle)
+    errors = logging.getLogger("uvicorn.error")
+    errors.addFilter(_is_no_life_cycle)
+    errors.addFilter(_without_traceback_of_clients)
+    logging.getLogger("asyncio").addFilter(_NoDescriptors())
 
 
 def _is_no_probe(record: logging.LogRecord) -> bool:
@@ -102,6 +90,34 @@ def _is_no_probe(record: logging.LogRecord) -> bool:
 def _is_no_life_cycle(record: logging.LogRecord) -> bool:
     """Tell whether a line is not about uvicorn's own start or end; problems always pass."""
     return record.levelno > logging.INFO or PurePath(record.pathname).parent.name not in _LIFE_CYCLE
+
+
+def _without_traceback_of_clients(record: logging.LogRecord) -> bool:
+    """Text that is no UTF-8 is a mistake of a client, not of ours; every line is kept."""
+    if record.msg == _NOT_UTF8:
+        record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+    return True
+
+
+class _NoDescriptors(logging.Filter):
+    """One line a minute, without a traceback, while the system has no descriptor to accept with.
+
+    The event loop says so for each connection that waits, and tries again every second.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_s = -_REPEAT_S
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether to keep a line of the event loop's log."""
+        if not record.getMessage().startswith(_NO_DESCRIPTORS):
+            return True
+        if time.monotonic() - self._said_s < _REPEAT_S:
+            return False
+        self._said_s = time.monotonic()
+        record.msg, record.args, record.exc_info = _NO_DESCRIPTORS_TEXT, (), None
+        return True
 
 
 def describe_address(address: tuple[object, ...], server: ServerConfig) -> str:

@@ -1,0 +1,244 @@
+"""Clients that open connections and say nothing cost a place that anybody else gets at once."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import pytest
+
+from tests.helpers.local_server import LocalServer, local_server, wait_until
+from tests.helpers.server import RealServer, real_server
+from tests.helpers.socket_client import socket_client, start_message
+from vllm_omni.entrypoints.server import transport, wire_protocols
+from vllm_omni.entrypoints.server.connections import Debt, OpenConnections
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+LIMIT = 8
+UPGRADE = (
+    b"GET /v1/realtime/video HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+HALF_A_FRAME = b"\x81\xfe\x10\x00\x00\x00\x00\x00{"
+"""The head of a text frame of 4096 bytes, and its first byte."""
+SILENCES = {
+    "nothing": b"",
+    "half a head": b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+    "half a second head": b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\nGET /ping HTT",
+    "idle after an answer": b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n",
+    "half a body": b"POST /v1/videos HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100\r\n\r\n{",
+    "a body in no chunk": b"POST /v1/videos/sync HTTP/1.1\r\nHost: x\r\n"
+    b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "a body that nobody reads": b"POST /ping HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+    "a socket without start": UPGRADE,
+    "a socket with half a frame": UPGRADE + HALF_A_FRAME,
+    "a socket with pings alone": UPGRADE + b"\x89\x80\x00\x00\x00\x00",
+}
+
+
+class FakeConnection:
+    """A connection without a wire, which notes that it was cut off."""
+
+    aborted = False
+
+    def cut_off(self) -> None:
+        self.aborted = True
+
+
+class TestWhoMakesRoom:
+    def filled(self, *debts: Debt) -> tuple[OpenConnections, list[FakeConnection]]:
+        table, members = OpenConnections(len(debts)), [FakeConnection() for _ in debts]
+        for member, debt in zip(members, debts, strict=True):
+            assert table.opened(member, debt)
+        return table, members
+
+    def cut_off(self, table: OpenConnections, members: list[FakeConnection]) -> list[int]:
+        assert table.opened(FakeConnection(), Debt.REQUEST)
+        return [place for place, one in enumerate(members) if one.aborted]
+
+    def test_nobody_while_there_is_room(self):
+        table = OpenConnections(2)
+        first = FakeConnection()
+        assert table.opened(first, Debt.REQUEST)
+        assert table.opened(FakeConnection(), Debt.REQUEST)
+        assert not first.aborted
+        assert len(table) == 2
+
+    def test_whoever_owes_longest(self):
+        assert self.cut_off(*self.filled(Debt.REQUEST, Debt.REQUEST, Debt.START)) == [0]
+
+    def test_nobody_who_owes_nothing(self):
+        assert self.cut_off(*self.filled(Debt.NOTHING, Debt.START, Debt.REQUEST)) == [1]
+
+    def test_a_new_debt_begins_its_time(self):
+        table, members = self.filled(Debt.REQUEST, Debt.REQUEST)
+        table.owes(members[0], Debt.BODY)
+        assert self.cut_off(table, members) == [1]
+
+    def test_the_same_debt_does_not(self):
+        table, members = self.filled(Debt.REQUEST, Debt.REQUEST)
+        table.owes(members[0], Debt.REQUEST)
+        assert self.cut_off(table, members) == [0]
+
+    def test_the_new_one_finds_no_place_where_nobody_owes(self):
+        table, members = self.filled(Debt.NOTHING, Debt.NOTHING)
+        assert not table.opened(FakeConnection(), Debt.REQUEST)
+        assert not any(one.aborted for one in members)
+        table.closed(members[1])
+        assert table.opened(FakeConnection(), Debt.REQUEST)
+
+    def test_who_has_gone_owes_nothing_more(self):
+        table, members = self.filled(Debt.REQUEST, Debt.REQUEST)
+        table.closed(members[0])
+        table.owes(members[0], Debt.BODY)
+        assert len(table) == 1
+        assert self.cut_off(table, members) == []
+
+
+@contextmanager
+def talkers(port: int, said: bytes, how_many: int) -> Iterator[list[socket.socket]]:
+    with ExitStack() as stack:
+        opened = []
+        for _ in range(how_many):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            one.sendall(said)
+            opened.append(one)
+        yield opened
+
+
+def ended(one: socket.socket, patience_s: float = 10.0) -> bytes:
+    """Everything that came until the server ended the connection."""
+    one.settimeout(patience_s)
+    heard = b""
+    try:
+        while part := one.recv(65536):
+            heard += part
+    except ConnectionResetError:
+        pass
+    return heard
+
+
+@pytest.fixture
+def small_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
+    monkeypatch.setattr(transport, "connection_limit", lambda: LIMIT)
+    with local_server() as running:
+        yield running
+
+
+class TestSilence:
+    @pytest.mark.parametrize("said", SILENCES.values(), ids=SILENCES)
+    def test_health_answers_beside_many_silent_clients(self, small_server, said):
+        with talkers(small_server.port, said, 3 * LIMIT):
+            answers = [httpx.get(f"{small_server.address}/health", timeout=5) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        assert small_server.connections <= LIMIT + 2
+
+    async def test_a_world_goes_on_beside_many_silent_clients(self, small_server):
+        async with socket_client(small_server.url) as client:
+            await client.say(start_message())
+            await client.expect("video.start")
+            with talkers(small_server.port, UPGRADE, 3 * LIMIT):
+                assert (await client.rest())["stopped"] is False
+
+    async def test_all_places_taken_by_worlds_is_told(self, monkeypatch):
+        monkeypatch.setattr(transport, "connection_limit", lambda: 1)
+        with local_server() as server:
+            async with socket_client(server.url) as client:
+                await client.say(start_message(unbounded=True, num_frames=None))
+                await client.expect("video.start")
+                answer = httpx.get(f"{server.address}/health", timeout=5)
+                assert answer.status_code == 503
+                assert "too many connections" in answer.json()["error"]["message"]
+
+
+@pytest.mark.timing
+class TestTimeLimits:
+    @pytest.fixture
+    def hasty_server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
+        monkeypatch.setattr(wire_protocols, "REQUEST_TIMEOUT_S", 0.5)
+        monkeypatch.setattr(transport, "_KEEP_ALIVE_S", 0.5)
+        with local_server() as running:
+            yield running
+
+    @pytest.mark.parametrize("name", ["nothing", "half a head"])
+    def test_no_request_ends_the_connection(self, hasty_server, name):
+        with talkers(hasty_server.port, SILENCES[name], 2) as clients:
+            assert [ended(client) for client in clients] == [b"", b""]
+        wait_until(lambda: hasty_server.connections == 0)
+
+    def test_a_head_that_drips_ends_it_too(self, hasty_server):
+        with talkers(hasty_server.port, SILENCES["half a head"], 1) as (client,):
+            wait_until(lambda: not _takes(client, b"a"), patience_s=5)
+
+    @pytest.mark.parametrize(
+        "name", ["half a second head", "idle after an answer", "a body that nobody reads"]
+    )
+    def test_no_second_request_ends_it_after_the_idle_time(self, hasty_server, name):
+        with talkers(hasty_server.port, SILENCES[name], 1) as (client,):
+            assert ended(client, 15).startswith(b"HTTP/1.1 200 OK")
+
+    def test_a_request_in_time_is_answered_however_long_that_takes(self, hasty_server):
+        gate = hasty_server.executor.gate
+        gate.clear()
+        form = {name: value for name, value in start_message().items() if name != "type"}
+        with talkers(hasty_server.port, _post("/v1/videos/sync", form), 1) as (client,):
+            wait_until(lambda: hasty_server.engine.num_sessions == 1)
+            time.sleep(1.0)
+            gate.set()
+            client.settimeout(20)
+            assert client.recv(100).startswith(b"HTTP/1.1 200 OK")
+
+
+def _takes(client: socket.socket, said: bytes) -> bool:
+    try:
+        client.sendall(said)
+    except OSError:
+        return False
+    return True
+
+
+def _post(path: str, body: dict[str, object]) -> bytes:
+    raw = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+def test_what_is_no_http_gets_the_body_of_every_error(small_server):
+    with talkers(small_server.port, b"\x16\x03\x01 hello\r\n\r\n", 1) as (client,):
+        head, _, body = ended(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == 400
+
+
+@pytest.mark.timing
+def test_few_descriptors_are_enough():
+    """What a shell with ``ulimit -n 128`` would run; hard limit included."""
+    limited = (
+        "-c",
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128));"
+        "from vllm_omni.entrypoints.cli.main import main; raise SystemExit(main())",
+        "serve",
+    )
+    with real_server(program=limited) as server:
+        for said in (b"", UPGRADE, SILENCES["half a body"]):
+            with talkers(server.port, said, 200):
+                assert _answers(server.health)
+        assert server.health() == 200
+        assert "Traceback" not in server.log
+        assert "Too many open files" not in server.log
+        assert _descriptors(server) < 64
+
+
+def _answers(ask: Callable[[], int]) -> bool:
+    return any(ask() == 200 for _ in range(3))
+
+
+def _descriptors(server: RealServer) -> int:
+    wait_until(lambda: server.api.num_fds() < 64)
+    return server.api.num_fds()

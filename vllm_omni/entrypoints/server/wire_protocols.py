@@ -1,0 +1,182 @@
+"""Uvicorn's two protocols, but no client can hold a connection open.
+
+Uvicorn has no limit for a request that never comes, none for an answer that nobody reads, and
+waits for the unsent bytes of a socket for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from asyncio import TimerHandle
+from asyncio.transports import BaseTransport
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from vllm_omni.entrypoints.server.connections import Debt, OpenConnections
+from vllm_omni.entrypoints.server.http_errors import error_body
+
+REQUEST_TIMEOUT_S = 10.0
+"""How long a client may take for the head of a request, after the connection was made or was idle
+for as long as it may be."""
+_UNREAD_TIMEOUT_S = 60.0
+"""How long an answer may wait for a client that does not read."""
+_CUT_OFF_S = 15.0
+"""How long a client may take to read the end of its session."""
+
+
+class HttpProtocol(H11Protocol):
+    """Uvicorn's protocol with time limits, and with the project's body for what is no request.
+
+    Args:
+        open_connections: those of the whole server.
+        settings: what uvicorn gives its protocols.
+    """
+
+    def __init__(self, open_connections: OpenConnections, **settings: object) -> None:
+        super().__init__(**settings)  # pyright: ignore[reportArgumentType]
+        self._open = open_connections
+        self._debt = Debt.NOTHING
+        self._request_timer: TimerHandle | None = None
+        self._unread_timer: TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A client is there; it has to say what it wants."""
+        super().connection_made(transport)
+        if self._open.opened(self, Debt.REQUEST):
+            self._note(Debt.REQUEST)
+        else:
+            self._refuse(503, "too many connections are open; try again later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection, which is gone."""
+        self._leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the client, which may complete a request or its body."""
+        super().data_received(data)
+        self._note(self._owed())
+
+    def on_response_complete(self) -> None:
+        """Wait for what the client asks next."""
+        super().on_response_complete()
+        self._note(self._owed())
+
+    def cut_off(self) -> None:
+        """End the connection; somebody else needs its place."""
+        self.transport.abort()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Another protocol goes on with the connection, and counts it itself."""
+        self._leave()
+        super().handle_websocket_upgrade(event)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a client that does not speak HTTP."""
+        self._refuse(400, msg)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        super().pause_writing()
+        self._unread_timer = self.loop.call_later(_UNREAD_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on with a client that reads again."""
+        super().resume_writing()
+        self._unread_timer = _cancelled(self._unread_timer)
+
+    def _owed(self) -> Debt:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return Debt.REQUEST
+        return Debt.BODY if cycle.more_body else Debt.NOTHING
+
+    def _note(self, debt: Debt) -> None:
+        if self.transport.get_protocol() is not self:  # A socket by now.
+            return
+        self._open.owes(self, debt)
+        if debt is Debt.REQUEST and self._debt is not debt:
+            idle_s = 0 if self.cycle is None else self.timeout_keep_alive
+            self._request_timer = self.loop.call_later(
+                REQUEST_TIMEOUT_S + idle_s, self.transport.abort
+            )
+        elif debt is not Debt.REQUEST:
+            self._request_timer = _cancelled(self._request_timer)
+        self._debt = debt
+
+    def _leave(self) -> None:
+        self._open.closed(self)
+        self._request_timer = _cancelled(self._request_timer)
+        self._unread_timer = _cancelled(self._unread_timer)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer without the application, and close."""
+        body = json.dumps(error_body(status, message)).encode()
+        headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+        ]
+        for event in (
+            h11.Response(status_code=status, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class VideoSocketProtocol(WebSocketsSansIOProtocol):
+    """Uvicorn's protocol, but the connection ends even if the client has stopped reading.
+
+    Args:
+        open_connections: those of the whole server.
+        settings: what uvicorn gives its protocols.
+    """
+
+    _end_timer: TimerHandle | None = None
+
+    def __init__(self, open_connections: OpenConnections, **settings: object) -> None:
+        super().__init__(**settings)  # pyright: ignore[reportArgumentType]
+        self._open = open_connections
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        """The client has asked for a socket; it has to say what for."""
+        super().connection_made(transport)
+        if not self._open.opened(self, Debt.START):
+            self.transport.abort()
+
+    def cut_off(self) -> None:
+        """End the connection; somebody else needs its place."""
+        self.transport.abort()
+
+    def send_receive_event_to_app(self) -> None:
+        """A whole message has come: whether it is a good one, the session says."""
+        self._open.owes(self, Debt.NOTHING)
+        super().send_receive_event_to_app()
+
+    async def run_asgi(self) -> None:
+        """Run the application on this socket, then give the client a while to take the end."""
+        await super().run_asgi()
+        if not self.disconnected:
+            self._end_timer = self.loop.call_later(_CUT_OFF_S, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection, which is gone."""
+        self._open.closed(self)
+        self._end_timer = _cancelled(self._end_timer)
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End this connection with the server, although the client may have bytes left to read."""
+        super().shutdown()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+
+def _cancelled(timer: TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
