@@ -3,7 +3,7 @@
 #   make demo    a picture, a prompt and a camera path become a short video, on any CPU
 #   make test    everything that a change must pass: format, lint, types, import layers, tests
 #   make soak    the long-run tests (1000 chunks)
-#   make serve-demo   a server with the tiny checkpoint and its web page on 127.0.0.1:8000
+#   make serve-demo   a server with the toy world and its web page on 127.0.0.1:8000
 #   make test-web     the tests of the web page, in a headless Chromium of the system
 #   make docs         the documentation as a site in build/docs
 #   make test-npu-sim the genuine torch_npu on a simulated runtime (gcc; an environment of its own)
@@ -69,9 +69,8 @@ soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak -s --timeout 3600
 
 serve-demo: $(RUN_STAMP)
-	$(BIN)/vllm-omni tiny-checkpoint build/serve-demo/model --force
-	@echo "The page will be at http://127.0.0.1:8000/ in a few seconds. Random weights paint noise."
-	$(BIN)/vllm-omni serve build/serve-demo/model --omni --host 127.0.0.1 --port 8000 \
+	@echo "The page will be at http://127.0.0.1:8000/ in a few seconds: an island, three times of day."
+	$(BIN)/vllm-omni serve vllm_omni/data/toy_world --omni --host 127.0.0.1 --port 8000 \
 	  --deploy-config benchmarks/lingbot_world/configs/cpu_tiny.yaml
 
 test-web: $(DEV_STAMP)

@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.pages import blocks
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni.diffusion.utils.camera_paths import gliding_path, write_camera_path
-from vllm_omni.diffusion.utils.scenes import draw_scene
+from vllm_omni.diffusion.utils.scenes import first_picture
 from vllm_omni.entrypoints.cli.main import COMMANDS
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
@@ -115,7 +115,7 @@ def newcomer_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "MODEL_DIR").symlink_to(tiny_checkpoint_dir())
     write_camera_path(tmp_path / "PATHS_DIR" / "glide", gliding_path(21))
-    draw_scene("road", height=64, width=96).save("first.png")
+    first_picture("day", height=64, width=96).save("first.png")
     return tmp_path
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vllm_omni.diffusion.utils.scenes import draw_scene
+from vllm_omni.diffusion.utils.scenes import first_picture
 
 LATENT_FRAMES_PER_CHUNK = 3
 TEMPORAL_FACTOR = 4
@@ -22,7 +22,7 @@ SIZE_STEP = 16
 DEFAULT_WARMUP_CHUNKS = 6
 DEFAULT_NUM_CHUNKS = 16
 DEFAULT_TRANSITION_CHUNKS = 3
-DEFAULT_SCENE = "road"
+DEFAULT_SCENE = "day"
 DEFAULT_PROMPT = "The camera moves slowly forward through a calm, detailed scene."
 CAMERA_PATTERNS = ("forward", "hold", "orbit")
 KEYS = frozenset("wasdijkl")
@@ -61,7 +61,7 @@ class Workload:
 
     Attributes:
         camera_pattern: name of the movement that made the script, if one did.
-        image: path, ``data:`` or http(s) URL; ``None`` draws a scene.
+        image: path, ``data:`` or http(s) URL; ``None`` paints a scene.
         fps: rate of the video that the server makes.
     """
 
@@ -250,7 +250,7 @@ def _rows(raw: object) -> Sequence[object]:
 
 
 def image_url(image: str | None, *, width: int, height: int) -> str:
-    """A picture as the server takes it: URLs as they are, a file or a drawn scene inlined.
+    """A picture as the server takes it: URLs as they are, a file or a painted scene inlined.
 
     Raises:
         WorkloadError: the file is not a picture by its name.
@@ -258,7 +258,7 @@ def image_url(image: str | None, *, width: int, height: int) -> str:
     """
     if image is None:
         buffer = io.BytesIO()
-        draw_scene(DEFAULT_SCENE, height=height, width=width).save(buffer, format="PNG")
+        first_picture(DEFAULT_SCENE, height=height, width=width).save(buffer, format="PNG")
         return _data_url("image/png", buffer.getvalue())
     if _is_url(image):
         return image

@@ -141,7 +141,7 @@ class TestLoading:
     def test_a_start_meanwhile_waits_for_the_model_not_for_people(self, visit_with, server):
         server.script.unready = {"status": "unhealthy", "reason": "loading", "progress": 0.5}
         visit = visit_with()
-        visit.page.click('[data-scene="road"]')
+        visit.page.click('[data-scene="day"]')
         visit.wait_for_text("#veil", "The model is loading, 50 %")
         assert visit.page.evaluate("document.getElementById('progress').value") == 0.5
         visit.screenshot("web-loading")

@@ -12,6 +12,7 @@ from tests.web.browser import (
     visit,
     visit_with,
 )
+from vllm_omni.diffusion.utils.scenes import SCENES
 from vllm_omni.entrypoints.server import protocol
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
@@ -89,18 +90,18 @@ def test_video_time_advances_over_chunks(visit):
     assert (start.width, start.height) == (256, 144)
 
 
-@pytest.mark.parametrize("scene", ["road", "harbour", "corridor"])
+@pytest.mark.parametrize("scene", ["day", "dusk", "night"])
 def test_one_click_on_a_scene_starts_it(visit, scene):
     visit.page.click(f'[data-scene="{scene}"]')
     visit.wait_for_text("#status", "Running")
     (start,) = [m for m in visit.server.received if isinstance(m, protocol.SessionStart)]
-    assert scene in start.prompt
+    assert start.prompt == SCENES[scene].prompt
     assert start.image_reference.image_url.startswith("data:image/png;base64,")
     assert f"{scene}.png" in visit.page.get_attribute("#poster", "src")
 
 
 def test_two_quick_clicks_start_one_world(visit):
-    visit.page.dblclick('[data-scene="harbour"]')
+    visit.page.dblclick('[data-scene="dusk"]')
     visit.wait_for_text("#status", "Running")
     visit.page.wait_for_timeout(300)
     assert len([m for m in visit.server.received if isinstance(m, protocol.SessionStart)]) == 1
@@ -141,7 +142,7 @@ def test_queue_position_is_shown(visit):
 
 
 def test_own_picture_is_shown_and_wants_a_prompt_of_its_own(visit):
-    assert "country road" in visit.page.input_value("#prompt")
+    assert visit.page.input_value("#prompt") == "The island at noon."
     drop_own_picture(visit)
     assert visit.page.input_value("#prompt") == ""
     assert visit.page.evaluate("document.activeElement.id") == "prompt"
@@ -159,9 +160,9 @@ def test_own_picture_is_shown_and_wants_a_prompt_of_its_own(visit):
     assert start.prompt == "A red wall."
     visit.stop()
     # The scene comes with its own text again, and the picture with its own.
-    visit.page.click('[data-scene="harbour"]')
+    visit.page.click('[data-scene="dusk"]')
     visit.wait_for_text("#status", "Running")
-    assert "harbour" in visit.server.received[-1].prompt
+    assert "dusk" in visit.server.received[-1].prompt
 
 
 def test_own_picture_is_shown_after_a_walk(visit):
@@ -202,7 +203,7 @@ def test_dropped_file_that_is_no_picture_is_refused_in_words(visit):
     assert visit.page.inner_text("#again") == "Try again"
     visit.screenshot("web-refused")
     visit.page.click("#setup-toggle")
-    visit.page.click('[data-scene="road"]')
+    visit.page.click('[data-scene="day"]')
     visit.wait_for_text("#status", "Running")
     assert not visit.page.is_visible("#alert")
 

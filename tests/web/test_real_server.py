@@ -1,15 +1,7 @@
 """The page on the real server: tiny checkpoint, real worker process, real video."""
 
 import io
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +10,7 @@ import pytest
 
 from tests.helpers.tiny import tiny_checkpoint_dir
 from tests.web.browser import BUILD, DESKTOP, browser, requires_chromium
+from tests.web.real_server import RealServer
 
 __all__ = ["browser"]
 
@@ -26,57 +19,12 @@ pytestmark = [
     pytest.mark.timing,
 ]  # fmt: skip
 
-CONFIG = Path("benchmarks/lingbot_world/configs/cpu_tiny.yaml")
-START_S = 90
 PATIENCE_MS = 40_000
-
-
-class RealServer:
-    """`vllm-omni serve` in a process group of its own."""
-
-    def __init__(self, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/"
-        self._log = log
-        self._process: subprocess.Popen | None = None
-
-    def start(self) -> None:
-        """Start and wait until it is ready."""
-        command = [
-            sys.executable, "-c", "from vllm_omni.entrypoints.cli.main import main; main()",
-            "serve", str(tiny_checkpoint_dir()), "--omni", "--deploy-config", str(CONFIG),
-            "--host", "127.0.0.1", "--port", str(self.port),
-        ]  # fmt: skip
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        deadline = time.monotonic() + START_S
-        while not self._ready():
-            assert self._process.poll() is None, self._log.read_text()[-2000:]
-            assert time.monotonic() < deadline, self._log.read_text()[-2000:]
-            time.sleep(0.2)
-
-    def kill(self) -> None:
-        """End all its processes at once, as an out-of-memory killer does."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-    def _ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(self.url + "health", timeout=5) as response:
-                return response.status == 200
-        except (urllib.error.URLError, ConnectionError):
-            return False
 
 
 @pytest.fixture(scope="module")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    server = RealServer(tmp_path_factory.mktemp("serve") / "log")
+    server = RealServer(tiny_checkpoint_dir(), tmp_path_factory.mktemp("serve") / "log")
     server.start()
     yield server
     server.kill()
@@ -98,7 +46,7 @@ def page(browser, real_server):
 
 
 def test_walk_change_prompt_reset_save_and_stop(page):
-    page.click('[data-scene="harbour"]')
+    page.click('[data-scene="dusk"]')
     page.wait_for_function("() => video.currentTime > 33 / 16")
     page.keyboard.down("KeyW")
     assert page.inner_text("#pose") == "on its way"
@@ -112,7 +60,7 @@ def test_walk_change_prompt_reset_save_and_stop(page):
     page.screenshot(path=BUILD / "web-real-running.png")
     page.click("#reset")
     page.click("#ask-yes")
-    page.wait_for_function("() => log.textContent.includes('Harbour starts over')")
+    page.wait_for_function("() => log.textContent.includes('Dusk starts over')")
     page.wait_for_function("() => video.currentTime > 0.5 && video.currentTime < 3")
     page.click("#stop")
     page.wait_for_selector("#status[data-state=idle]")

@@ -138,9 +138,10 @@ class TestFiles:
             for target in re.findall(r'from "(.+?)"', text):
                 assert target.removeprefix("./") in SCRIPTS, (name, target)
 
-    def test_scenes_on_offer_are_the_drawn_ones(self):
-        offered = [a["data-scene"] for _, a in _Page().elements if "data-scene" in a]
-        assert sorted(offered) == sorted(SCENES)
+    def test_scenes_on_offer_are_the_toy_worlds(self):
+        tiles = [a for _, a in _Page().elements if "data-scene" in a]
+        offered = {tile["data-scene"]: tile["data-prompt"] for tile in tiles}
+        assert offered == {name: scene.prompt for name, scene in SCENES.items()}
 
     def test_elements_looked_up_exist(self):
         ids = [a["id"] for _, a in _Page().elements if "id" in a]
@@ -216,7 +217,7 @@ class TestServing:
         "path",
         ["/static/../web_page.py", "/static/%2e%2e/web_page.py", "/static/..%2fweb_page.py",
          "/static/", "/static/missing.js", "/static/__init__.py",
-         "/static//etc/passwd", "/scenes/moon.png", "/scenes/..%2froad.png"],
+         "/static//etc/passwd", "/scenes/moon.png", "/scenes/..%2fday.png"],
     )  # fmt: skip
     def test_nothing_else_is_served(self, client, path):
         response = client.get(path)
@@ -224,7 +225,7 @@ class TestServing:
         assert "import" not in response.text
 
     def test_scene_at_a_size(self, client):
-        response = client.get("/scenes/road.png?width=64&height=48")
+        response = client.get("/scenes/day.png?width=64&height=48")
         assert response.headers["content-type"] == "image/png"
         assert response.content[:8] == b"\x89PNG\r\n\x1a\n"
         assert response.content[16:24] == (64).to_bytes(4) + (48).to_bytes(4)
@@ -237,6 +238,6 @@ class TestServing:
          ("width=%C2%B2", "whole number")],
     )  # fmt: skip
     def test_scene_of_a_bad_size_is_refused_in_words(self, client, query, words):
-        response = client.get(f"/scenes/road.png?{query}")
+        response = client.get(f"/scenes/day.png?{query}")
         assert response.status_code == 400
         assert words in response.text

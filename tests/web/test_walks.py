@@ -82,7 +82,7 @@ def test_the_last_walk_is_offered_until_another_world_is_there_and_after(visit):
     visit.page.click("#save")
     assert visit.page.locator("#walks li").count() == 2
     texts = visit.page.locator("#walks li span").all_inner_texts()
-    assert all(re.fullmatch(r"Road, \d:\d\d, from \d\d:\d\d", text) for text in texts)
+    assert all(re.fullmatch(r"Day, \d:\d\d, from \d\d:\d\d", text) for text in texts)
 
 
 def test_start_over_asks_first(visit):
@@ -112,13 +112,13 @@ def test_escape_is_a_no(visit):
 def test_another_scene_during_a_walk_asks_and_then_starts_it(visit):
     visit.start()
     visit.page.click("#setup-toggle")
-    visit.page.click('[data-scene="harbour"]')
-    assert "Harbour" in visit.page.inner_text("#ask-text")
+    visit.page.click('[data-scene="dusk"]')
+    assert "Dusk" in visit.page.inner_text("#ask-text")
     visit.page.click("#ask-yes")
-    visit.wait_for_text("#log", "Harbour starts over")
+    visit.wait_for_text("#log", "Dusk starts over")
     (reset,) = resets(visit.server)
     assert reset.image_reference.image_url.startswith("data:image/png;base64,")
-    assert "harbour" in reset.prompt
+    assert "dusk" in reset.prompt
     assert not visit.page.is_visible("#setup")
 
 
@@ -127,12 +127,12 @@ def test_another_scene_while_waiting_in_line_asks_and_then_starts_it(visit):
     visit.page.click("#start")
     visit.wait_for_text("#status", "position 9")
     visit.page.click("#setup-toggle")
-    visit.page.click('[data-scene="corridor"]')
+    visit.page.click('[data-scene="night"]')
     assert visit.page.inner_text("#ask-text") == "Leave the line?"
     visit.server.script.queue_positions = ()
     visit.page.click("#ask-yes")
     visit.wait_for_text("#status", "Running")
-    assert "corridor" in visit.server.received[-1].prompt
+    assert "night" in visit.server.received[-1].prompt
 
 
 def test_closing_the_tab_asks_while_a_walk_is_on(visit):

@@ -1,6 +1,6 @@
 """Measures what 8-bit feed-forward linears lose on a checkpoint.
 
-``python -m vllm_omni.tools.quant_report CHECKPOINT`` prints, for one drawn scene:
+``python -m vllm_omni.tools.quant_report CHECKPOINT`` prints, for one scene of the toy world:
 
 - the relative error of each quantised linear on the activations of the first chunk;
 - the cosine of latent frame 0, made with and without quantisation;
@@ -38,7 +38,7 @@ from vllm_omni.diffusion.messages import (
 from vllm_omni.diffusion.models.lingbot_world.load import load_pipeline
 from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
 from vllm_omni.diffusion.models.lingbot_world.session import LingBotSession
-from vllm_omni.diffusion.utils.scenes import SCENES, draw_scene
+from vllm_omni.diffusion.utils.scenes import SCENES, first_picture
 from vllm_omni.diffusion.worker.memory import plan_kv_pool
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
 from vllm_omni.platforms import create_platform
@@ -99,7 +99,7 @@ class QuantReport:
 
 
 def make_report(
-    config: OmniDiffusionConfig, *, num_chunks: int, scene: str = "road", seed: int = 42
+    config: OmniDiffusionConfig, *, num_chunks: int, scene: str = "day", seed: int = 42
 ) -> QuantReport:
     """Load the model once, in both forms, and compare them over a rollout.
 
@@ -161,7 +161,7 @@ def _chunk(
 
 def _request(config: OmniDiffusionConfig, num_chunks: int, scene: str, seed: int) -> SessionRequest:
     size = config.geometry or VideoGeometry(480, 832)
-    picture = draw_scene(scene, height=size.height, width=size.width)
+    picture = first_picture(scene, height=size.height, width=size.width)
     keys = (frozenset(_KEYS[chunk % len(_KEYS)]) for chunk in range(num_chunks))
     return SessionRequest(
         prompt=_PROMPT,
@@ -203,7 +203,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=832)
     parser.add_argument("--chunks", type=int, default=7, help=f"{LATENT_FRAMES_PER_CHUNK} latents")
     parser.add_argument("--weight-format", default="nz", help="nz or nd")
-    parser.add_argument("--scene", default="road", choices=sorted(SCENES))
+    parser.add_argument("--scene", default="day", choices=sorted(SCENES))
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--json", type=Path, help="also write the report to this file")
     return parser.parse_args(argv)

@@ -8,7 +8,7 @@ import torch
 
 from vllm_omni.diffusion.camera_motion import integrate_keys
 from vllm_omni.diffusion.models.lingbot_world.camera import framewise_deltas
-from vllm_omni.tools.toy_world.place import (
+from vllm_omni.diffusion.utils.island import (
     EYE,
     FOCAL_AT_REFERENCE,
     LIGHTS,

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def _prepare(out: Path, scene: str, geometry: VideoGeometry, pixel_frames: int) -> Image.Image:
     """Write the inputs of the rollout; returns the first frame."""
     from vllm_omni.diffusion.utils.camera_paths import gliding_path, write_camera_path
-    from vllm_omni.tools.toy_world.shipped import first_picture, write_model
+    from vllm_omni.diffusion.utils.scenes import first_picture, write_model
 
     picture = first_picture(scene, height=geometry.height, width=geometry.width)
     write_model(out / "model")
@@ -119,10 +119,10 @@ def _rollout(
     omni: "Omni", args: argparse.Namespace, picture: Image.Image
 ) -> Iterator[UInt8[np.ndarray, "frames height width 3"]]:
     """The pixel frames of each chunk, through the public Python interface."""
+    from vllm_omni.diffusion.utils.scenes import scene_of
     from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-    text = f"The island at {args.scene}."
-    prompt = {"prompt": text, "multi_modal_data": {"image": picture}}
+    prompt = {"prompt": scene_of(args.scene).prompt, "multi_modal_data": {"image": picture}}
     params = OmniDiffusionSamplingParams(
         height=args.height,
         width=args.width,

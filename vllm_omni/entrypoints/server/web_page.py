@@ -1,4 +1,4 @@
-"""Serves the web page: static files with a strict content policy, and the drawn scenes."""
+"""Serves the web page: static files with a strict content policy, and pictures of the scenes."""
 
 import hashlib
 import io
@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.utils.scenes import SCENES, draw_scene
+from vllm_omni.diffusion.utils.scenes import SCENES, first_picture
 from vllm_omni.errors import InvalidRequestError
 
 MEDIA_TYPES = {
@@ -96,7 +96,7 @@ def _answer(request: Request, file: StaticFile) -> Response:
     return Response(file.body, media_type=file.media_type, headers=headers)
 
 
-# Not a coroutine: it runs in a worker thread, for drawing takes tens of milliseconds.
+# Not a coroutine: it runs in a worker thread, for painting takes from milliseconds to seconds.
 def _scene(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in SCENES:
@@ -125,7 +125,7 @@ def _scene_size(request: Request) -> tuple[int, int]:
 @lru_cache(maxsize=16)
 def _scene_png(name: str, height: int, width: int) -> bytes:
     target = io.BytesIO()
-    draw_scene(name, height=height, width=width).save(target, "PNG")
+    first_picture(name, height=height, width=width).save(target, "PNG")
     return target.getvalue()
 
 

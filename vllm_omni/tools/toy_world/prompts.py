@@ -24,7 +24,7 @@ WORDS = (
     ("dusk", "sunset", "evening", "twilight", "sundown", "orange"),
     ("night", "midnight", "moonlight", "dark", "moonlit", "stars"),
 )
-"""Words that name each light, in the order of ``place.LIGHTS``."""
+"""Words that name each light, in the order of ``island.LIGHTS``."""
 _SENTENCES = (
     "{}",
     "It is {}.",

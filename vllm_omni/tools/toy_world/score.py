@@ -14,7 +14,8 @@ from vllm_omni.diffusion.geometry import (
     FIRST_CHUNK_PIXEL_FRAMES,
     LATENT_FRAMES_PER_CHUNK,
 )
-from vllm_omni.tools.toy_world.place import LIGHTS
+from vllm_omni.diffusion.utils.island import LIGHTS
+from vllm_omni.diffusion.utils.scenes import scene_of
 from vllm_omni.tools.toy_world.play import Frames, play
 from vllm_omni.tools.toy_world.prompts import NEUTRAL, WORDS
 from vllm_omni.tools.toy_world.walks import (
@@ -22,6 +23,7 @@ from vllm_omni.tools.toy_world.walks import (
     chunk_lights,
     film,
     key_presses,
+    script,
     script_motions,
 )
 
@@ -49,6 +51,13 @@ def _trial(walker: Walker, keys: list[frozenset[str]], light: int, prompt: str) 
     lights = chunk_lights([light] * (len(keys) // LATENT_FRAMES_PER_CHUNK), light)
     frames, _ = film(walker, script_motions(keys), lights)
     return Trial(keys, prompt, _by_chunk(frames))
+
+
+def scene_trial(name: str) -> Trial:
+    """The walk that shows a scene of the package."""
+    scene = scene_of(name)
+    walker = Walker(scene.view.x, scene.view.z, scene.view.heading)
+    return _trial(walker, script(scene.keys), LIGHTS.index(name), scene.prompt)
 
 
 def held_out_trial(index: int, *, chunks: int) -> Trial:

@@ -18,7 +18,7 @@ from vllm_omni.diffusion.camera_motion import (
     YAW_STEP_RAD,
 )
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, TEMPORAL_FACTOR
-from vllm_omni.tools.toy_world.place import (
+from vllm_omni.diffusion.utils.island import (
     LIGHTS,
     PITCH_LIMIT,
     WALK_RADIUS,

@@ -23,6 +23,8 @@ LIGHTS = ("day", "dusk", "night")
 FOCAL_AT_REFERENCE = (500.0 / 832, 500.0 / 480)
 """Focal lengths as shares of width and height: 500 pixels at 832x480, at every size."""
 SUPERSAMPLING = 2
+BAND_PIXELS = 2**16
+"""Most pixels that are painted at once."""
 
 Light = Float[np.ndarray, "3"]
 """Weights of the three lights; they blend linearly."""
@@ -98,10 +100,13 @@ def blocked(x: float, z: float) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _rays(height: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Unit directions (x, y, z) of the supersampled pixels of a level camera, flat."""
+def _rays(
+    height: int, width: int, first_row: int, rows: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Unit directions (x, y, z) of a band's supersampled pixels, of a level camera, flat."""
     size = (height * SUPERSAMPLING, width * SUPERSAMPLING)
-    row, column = np.mgrid[: size[0], : size[1]].astype(np.float32) + np.float32(0.5)
+    first, end = first_row * SUPERSAMPLING, (first_row + rows) * SUPERSAMPLING
+    row, column = np.mgrid[first:end, : size[1]].astype(np.float32) + np.float32(0.5)
     x = (column / size[1] - 0.5) / FOCAL_AT_REFERENCE[0]
     y = (row / size[0] - 0.5) / FOCAL_AT_REFERENCE[1]
     length = np.sqrt(x * x + y * y + 1)
@@ -111,8 +116,19 @@ def _rays(height: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def render(
     view: View, light: Light, *, height: int = 64, width: int = 96
 ) -> UInt8[np.ndarray, "height width 3"]:
-    """Paint what ``view`` sees. Both sizes must be multiples of 16, as for the model."""
-    x, level_y, level_z = _rays(height, width)
+    """Paint what ``view`` sees, in bands of rows, so that a large picture needs little memory."""
+    rows = max(1, BAND_PIXELS // width)
+    bands = [
+        _render_band(view, light, _rays(height, width, first, min(rows, height - first)), width)
+        for first in range(0, height, rows)
+    ]
+    return np.concatenate(bands)
+
+
+def _render_band(
+    view: View, light: Light, rays: tuple[np.ndarray, np.ndarray, np.ndarray], width: int
+) -> UInt8[np.ndarray, "rows width 3"]:
+    x, level_y, level_z = rays
     cos, sin = np.float32(math.cos(view.pitch)), np.float32(math.sin(view.pitch))
     y, z = cos * level_y - sin * level_z, sin * level_y + cos * level_z
     # From here on the frame is turned with the heading, so that things turn and rays do not.
@@ -128,7 +144,7 @@ def render(
     colour[down] = _ground(x[down] * depth[down], z[down] * depth[down], view, palette)
     for thing in THINGS:
         _paint_thing(thing, view, (x, y, z), palette, depth, colour)
-    fine = np.clip(colour, 0, 1).reshape(height, SUPERSAMPLING, width, SUPERSAMPLING, 3)
+    fine = np.clip(colour, 0, 1).reshape(-1, SUPERSAMPLING, width, SUPERSAMPLING, 3)
     return np.rint(fine.mean((1, 3)) * 255).astype(np.uint8)
 
 
