@@ -13,7 +13,7 @@ from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.attention.backend import AttentionBackend, create_attention_backend
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
-from vllm_omni.diffusion.distributed.parallel_state import SINGLE
+from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear import PlainLinearMethod
 from vllm_omni.diffusion.messages import (
@@ -64,14 +64,16 @@ def transformer_parts(
     *,
     backend: AttentionBackend | None = None,
     dtype: torch.dtype = torch.float32,
+    parallel: ParallelState | None = None,
 ) -> LayerParts:
+    parallel = parallel or ParallelState()
     return LayerParts(
         config=config,
         dtype=dtype,
         linear=PlainLinearMethod(),
         backend=backend or create_attention_backend("sdpa"),
-        tensor_parallel=SINGLE,
-        exchange=UlyssesExchange(SINGLE),
+        tensor_parallel=parallel.tensor,
+        exchange=UlyssesExchange(parallel.sequence),
     )
 
 
@@ -80,12 +82,12 @@ def small_transformer(
     *,
     backend: AttentionBackend | None = None,
     dtype: torch.dtype = torch.float32,
+    parallel: ParallelState | None = None,
 ) -> CausalLingBotWorldTransformer3DModel:
-    """A transformer filled with :func:`weights_of`."""
+    """A transformer filled with :func:`weights_of`, or one rank's share of it."""
+    parts = transformer_parts(config, backend=backend, dtype=dtype, parallel=parallel)
     with no_weights():
-        model = CausalLingBotWorldTransformer3DModel(
-            transformer_parts(config, backend=backend, dtype=dtype)
-        )
+        model = CausalLingBotWorldTransformer3DModel(parts)
     materialize(model, CPU)
     weights = weights_of(config)
     for name, target in model.checkpoint_targets().items():
@@ -132,8 +134,8 @@ class ModelRollout:
         self.model, self.geometry = model, geometry
         spec = KVCacheSpec(
             num_layers=config.num_layers,
-            num_kv_heads=config.num_attention_heads,
-            text_heads=config.num_attention_heads,
+            num_kv_heads=model.local_heads // model.exchange.group.size,
+            text_heads=model.local_heads,
             head_dim=config.attention_head_dim,
             window_frames=config.window.window_frames,
             sink_frames=config.window.sink_frames,
