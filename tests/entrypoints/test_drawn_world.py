@@ -23,18 +23,6 @@ from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
-DEPLOY = """
-distributed_executor_backend: mp
-dtype: float32
-stages:
-  - stage_id: 0
-    device: cpu
-    step_execution: true
-    streaming_output: true
-    engine_backend: vllm_omni.experimental.ar_diffusion.engine.ARDiffusionEngine
-    model_config: {ar_diffusion_height: 64, ar_diffusion_width: 96}
-    default_sampling_params: {output_type: pil}
-"""
 WALK = {"camera_action_script": [[["w"], ["w"], ["l"]], [[], [], []]]}
 PROGRAM = "benchmarks/lingbot_world/benchmark_lingbot_world_realtime.py"
 
@@ -42,11 +30,7 @@ PROGRAM = "benchmarks/lingbot_world/benchmark_lingbot_world_realtime.py"
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     """What a user of the model has: its package, a checkpoint and a deploy file."""
-    folder = tmp_path_factory.mktemp("drawn")
-    drawn_world.write_package(folder / "package")
-    drawn_world.write_checkpoint(folder / "model")
-    (folder / "deploy.yaml").write_text(DEPLOY)
-    return folder
+    return drawn_world.write_home(tmp_path_factory.mktemp("drawn"))
 
 
 @pytest.fixture

@@ -15,14 +15,23 @@ START_S = 90
 
 
 class RealServer:
-    """A server of a tiny model in a process group of its own."""
+    """A server of a small model in a process group of its own.
 
-    def __init__(self, model: Path, log: Path) -> None:
+    Args:
+        packages: where Python finds a model that is not of this package.
+    """
+
+    def __init__(
+        self, model: Path, log: Path, *, deploy: Path = CONFIG, packages: Path | None = None
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/"
-        self._model = model
+        self._model, self._deploy = model, deploy
+        self._environment = {**os.environ}
+        if packages is not None:
+            self._environment["PYTHONPATH"] = str(packages)
         self._log = log
         self._process: subprocess.Popen | None = None
 
@@ -30,13 +39,14 @@ class RealServer:
         """Start and wait until it is ready."""
         command = [
             sys.executable, "-c", "from vllm_omni.entrypoints.cli.main import main; main()",
-            "serve", str(self._model), "--omni", "--deploy-config", str(CONFIG),
+            "serve", str(self._model), "--omni", "--deploy-config", str(self._deploy),
             "--host", "127.0.0.1", "--port", str(self.port),
         ]  # fmt: skip
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+                command, env=self._environment, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
         deadline = time.monotonic() + START_S
         while not self._ready():
             assert self._process.poll() is None, self._log.read_text()[-2000:]

@@ -1,4 +1,4 @@
-"""The page on the real server: tiny checkpoint, real worker process, real video."""
+"""The page on the real server: real worker process, real video, and a world drawn by arithmetic."""
 
 import io
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import av
 import pytest
 
-from tests.helpers.tiny import tiny_checkpoint_dir
+from tests.helpers import drawn_world
 from tests.web.browser import BUILD, DESKTOP, browser, requires_chromium
 from tests.web.real_server import RealServer
 
@@ -24,7 +24,10 @@ PATIENCE_MS = 40_000
 
 @pytest.fixture(scope="module")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    server = RealServer(tiny_checkpoint_dir(), tmp_path_factory.mktemp("serve") / "log")
+    home = drawn_world.write_home(tmp_path_factory.mktemp("serve"))
+    server = RealServer(
+        home / "model", home / "log", deploy=home / "deploy.yaml", packages=home / "package"
+    )
     server.start()
     yield server
     server.kill()

@@ -24,6 +24,20 @@ ENTRY = ModelEntry(
 )
 
 
+DEPLOY = """
+distributed_executor_backend: mp
+dtype: float32
+stages:
+  - stage_id: 0
+    device: cpu
+    step_execution: true
+    streaming_output: true
+    engine_backend: vllm_omni.experimental.ar_diffusion.engine.ARDiffusionEngine
+    model_config: {ar_diffusion_height: 64, ar_diffusion_width: 96}
+    default_sampling_params: {output_type: pil}
+"""
+
+
 def check_checkpoint(_directory: Path, parallel: DiffusionParallelConfig) -> None:
     """Refuse several ranks: there is nothing to share."""
     if parallel.world_size > 1:
@@ -45,4 +59,12 @@ def write_package(directory: Path) -> Path:
     (folder / "entry_points.txt").write_text(
         f"[{ENTRY_POINT_GROUP}]\n{ENTRY.class_name} = tests.helpers.drawn_world:ENTRY\n"
     )
+    return directory
+
+
+def write_home(directory: Path) -> Path:
+    """Write ``package``, ``model`` and ``deploy.yaml``: all that a server is started with."""
+    write_package(directory / "package")
+    write_checkpoint(directory / "model")
+    (directory / "deploy.yaml").write_text(DEPLOY)
     return directory

@@ -51,6 +51,7 @@ class DrawnWorld:
     """A ``RealtimePipeline``: a chunk follows from the request, the plan and the pose before it."""
 
     dtype = torch.float32
+    attention_kernel = "none"
 
     def __init__(self, page_tokens: int) -> None:
         self.traffic = ExchangeTraffic()
