@@ -130,6 +130,11 @@ def show_devices(platform: str, devices: str) -> None:
         os.environ[_VISIBLE_DEVICES[platform]] = devices
 
 
+def c_compiler() -> str | None:
+    """The C compiler that the operator chose, ``None`` where it is looked for."""
+    return os.environ.get("CC") or None
+
+
 def prefer_loopback() -> None:
     """Let gloo connect the ranks of this machine by its loopback, unless told otherwise."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

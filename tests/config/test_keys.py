@@ -125,7 +125,7 @@ def test_everything_wrong_is_in_one_line():
         ({"stage_init_timeout": 0}, "stage_init_timeout: must be above 0, got 0"),
         ({"dtype": "int8"}, 'dtype: must be auto, bfloat16, float16 or float32, got "int8"'),
         ({"device": "cuda:0"}, 'device: must be cpu, cuda or npu, got "cuda:0"'),
-        ({"attention_backend": "sage"}, "attention_backend: must be auto, sdpa, flash, npu_fusion"),
+        ({"attention_backend": "sage"}, "must be auto, sdpa, flash, flash3, npu_fusion"),
         ({"attention_backend": 3}, "attention_backend: must be a string, got 3"),
         ({"linear_backend": "mkl"}, 'linear_backend: must be native or vllm, got "mkl"'),
         ({"distributed_executor_backend": "ray"}, "must be mp, uni or inline, got"),

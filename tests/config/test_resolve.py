@@ -59,7 +59,7 @@ def origin_of(resolved, key):
 @pytest.mark.parametrize(
     ("path", "devices", "eager", "ulysses"),
     [
-        (PACKAGED, "0", True, 1),
+        (PACKAGED, "0", False, 1),
         (CONFIGS / "npu_usp4_eager.yaml", "0,1,2,3", True, 4),
         (CONFIGS / "usp4_compiled.yaml", "0,1,2,3", False, 4),
         (CONFIGS / "single_gpu_eager.yaml", "0", True, 1),

@@ -12,7 +12,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from vllm_omni import envs
-from vllm_omni.diffusion.data import Device, OmniDiffusionConfig, SamplingDefaults
+from vllm_omni.diffusion.data import (
+    DEFAULT_GEOMETRY,
+    Device,
+    OmniDiffusionConfig,
+    SamplingDefaults,
+)
 from vllm_omni.diffusion.geometry import VideoGeometry, chunks_of
 from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import ConfigError, ConfigTypeError, InvalidRequestError
@@ -20,8 +25,6 @@ from vllm_omni.setting import Positive, Text, names, setting
 from vllm_omni.wording import refuse
 
 ENGINE_PATH = "vllm_omni.experimental.ar_diffusion.engine.ARDiffusionEngine"
-DEFAULT_HEIGHT = 480
-DEFAULT_WIDTH = 832
 """Size of the chunk engine where the stage names none."""
 
 _MODEL = "model_config."
@@ -159,8 +162,8 @@ def decide(stage: StageSettings, *, host: Host, ranks: int, is_quantised: bool) 
     engine = engine_name(stage.engine_backend)
     height, width = stage.height, stage.width
     if engine != "default" or height is not None or width is not None:
-        height = DEFAULT_HEIGHT if height is None else height
-        width = DEFAULT_WIDTH if width is None else width
+        height = DEFAULT_GEOMETRY.height if height is None else height
+        width = DEFAULT_GEOMETRY.width if width is None else width
     if stage.num_gpus not in {None, ranks}:
         raise ConfigError(
             f"num_gpus is {stage.num_gpus}, but tensor_parallel_size x ulysses_degree makes "

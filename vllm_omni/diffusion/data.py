@@ -28,6 +28,9 @@ from vllm_omni.wording import problems, refuse
 
 MAX_SEQUENCE_LENGTH = 512
 
+DEFAULT_GEOMETRY = VideoGeometry(480, 832)
+"""Size that a deployment is prepared for when it configures none."""
+
 Device = Annotated[str, names(("cpu", "cuda", "npu"))]
 ATTENTION_BACKENDS = ("auto", "sdpa", "flash", "flash3", "npu_fusion", "reference")
 PIXEL_OUTPUT_MODES = ("auto", "native", "root_float", "root_uint8_allgather", "root_uint8_p2p")
@@ -202,7 +205,7 @@ class OmniDiffusionConfig:
         "implementation of the attention", "--diffusion-attention-backend",
         aliases="diffusion_attention_backend")] = "auto"
     chunk_timeout_s: Annotated[Seconds | None, setting(
-        "limit of a chunk", unsaid="10 x the slowest warm chunk, at least 60")] = None
+        "limit of a chunk", unsaid="10 x the slowest warm chunk of the size, at least 60")] = None
     stage_init_timeout_s: Annotated[Seconds, setting(
         "seconds for a worker to start", "--stage-init-timeout", key="stage_init_timeout")] = 300.0
     init_timeout_s: Annotated[Seconds, setting(
@@ -243,6 +246,11 @@ class OmniDiffusionConfig:
             )
         if self.geometry is not None:
             self.parallel.check_geometry(self.geometry)
+
+    @property
+    def prepared_geometry(self) -> VideoGeometry:
+        """The size that memory is planned and blocks are compiled for."""
+        return self.geometry or DEFAULT_GEOMETRY
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 from prometheus_client import PlatformCollector, ProcessCollector
 
 from vllm_omni.config.resolve import ResolvedDeployment
-from vllm_omni.diffusion.data import SamplingDefaults
+from vllm_omni.diffusion.data import OmniDiffusionConfig, SamplingDefaults
 from vllm_omni.diffusion.executor import create_executor
+from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind
 from vllm_omni.diffusion.registry import ModelEntry
 from vllm_omni.engine.engine import Engine
@@ -34,11 +35,12 @@ class EngineClient:
 
         Args:
             model_name: label of the metrics.
-            warm_up: whether to warm up at the configured size before the engine is ready.
+            warm_up: whether to warm up before the engine is ready, at the configured size or, where
+                blocks are compiled, at the one that they are compiled for.
         """
         config = deployment.config
         supervisor = WorkerSupervisor(
-            lambda: create_executor(config), warm_up=config.geometry if warm_up else None
+            lambda: create_executor(config), warm_up=_warm_up_size(config) if warm_up else None
         )
         metrics = EngineMetrics(model_name)
         ProcessCollector(registry=metrics.registry)
@@ -69,6 +71,10 @@ class EngineClient:
             max_pixels=max_pixels,
         )
         return Door(policy, self.engine.check_fits, self.model.prepare_picture, names)
+
+
+def _warm_up_size(config: OmniDiffusionConfig) -> VideoGeometry | None:
+    return config.geometry if config.enforce_eager else config.prepared_geometry
 
 
 def _given(defaults: SamplingDefaults) -> dict[str, object]:

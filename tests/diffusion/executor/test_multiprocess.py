@@ -356,13 +356,23 @@ def test_the_parent_loads_no_torch(tmp_path):
 
 
 def test_chunk_limit():
-    limit = ChunkLimit(None, cold_s=300.0)
-    assert limit.seconds == 300.0
-    limit.observe(250.0)  # it compiled, and says nothing about the chunks to come
-    assert limit.seconds == 300.0
-    limit.observe(2.0)
-    assert limit.seconds == 60.0
-    limit.observe(9.0)
-    limit.observe(1.0)
-    assert limit.seconds == 90.0
-    assert ChunkLimit(5.0, cold_s=300.0).seconds == 5.0
+    limit, size = ChunkLimit(None, cold_s=300.0), (480, 832)
+    assert limit.seconds(size) == 300.0
+    limit.observe(size, 250.0)  # it compiled, and says nothing about the chunks to come
+    assert limit.seconds(size) == 300.0
+    limit.observe(size, 2.0)
+    assert limit.seconds(size) == 60.0
+    limit.observe(size, 9.0)
+    limit.observe(size, 1.0)
+    assert limit.seconds(size) == 90.0
+    assert ChunkLimit(5.0, cold_s=300.0).seconds(size) == 5.0
+
+
+def test_the_first_chunk_of_another_size_is_cold_again():
+    limit, warm, other = ChunkLimit(None, cold_s=300.0), (480, 832), (832, 480)
+    for chunk_s in (250.0, 2.0):
+        limit.observe(warm, chunk_s)
+    assert limit.seconds(other) == 300.0
+    limit.observe(other, 200.0)
+    limit.observe(other, 20.0)
+    assert (limit.seconds(warm), limit.seconds(other)) == (60.0, 200.0)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.model_builders import SMALL, small_config, tiny_worker
-from vllm_omni.diffusion.data import KVCacheConfig
-from vllm_omni.diffusion.worker.memory import DEFAULT_GEOMETRY, plan_kv_pool
+from vllm_omni.diffusion.data import DEFAULT_GEOMETRY, KVCacheConfig
+from vllm_omni.diffusion.worker.memory import plan_kv_pool
 from vllm_omni.errors import OutOfKVMemoryError
 from vllm_omni.platforms.cpu import CpuPlatform
 

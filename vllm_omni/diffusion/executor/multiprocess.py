@@ -35,6 +35,8 @@ from vllm_omni.logger import get_logger
 logger = get_logger(__name__)
 
 ROOT = 0
+_NO_SIZE = (0, 0)
+"""Of a session that is not open: the workers refuse its chunk."""
 SHORTEST_LIMIT_S = 60.0
 SLOWEST_CHUNKS = 10
 """A chunk may take this many times as long as the slowest so far."""
@@ -59,6 +61,7 @@ class MultiprocExecutor:
         self._group: WorkerGroup | None = None
         self._changing = threading.Lock()
         self._is_shut_down = False
+        self._sizes: dict[str, tuple[int, int]] = {}
         self._limit = ChunkLimit(config.chunk_timeout_s, config.stage_init_timeout_s)
 
     @property
@@ -93,12 +96,14 @@ class MultiprocExecutor:
     def open_session(self, session_id: str, request: SessionRequest) -> None:
         """Open a session on all ranks, or on none."""
         self._command(OpenSession(session_id, request), f"opening session {session_id}")
+        self._sizes[session_id] = (request.height, request.width)
 
     def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:
         """Make one chunk; ``deliver`` gets it before its KV commit, after which this returns."""
         doing = f"chunk {plan.chunk_index} of session {plan.session_id}"
         started_s = time.monotonic()
-        deadline_s = started_s + self._limit.seconds
+        size = self._sizes.get(plan.session_id, _NO_SIZE)
+        deadline_s = started_s + self._limit.seconds(size)
         with self._conversation() as group:
             group.send(plan)
             first = group.receive(ROOT, deadline_s=deadline_s, doing=doing)
@@ -111,12 +116,13 @@ class MultiprocExecutor:
                 raise
             first = None
         timings = self._gather(deadline_s, doing, first)[ROOT].value
-        self._limit.observe(time.monotonic() - started_s)
+        self._limit.observe(size, time.monotonic() - started_s)
         assert isinstance(timings, ChunkTimings), "a worker answers a chunk with its timings"
         return timings
 
     def close_session(self, session_id: str) -> None:
         """Free a session on all ranks; one that is not open is no error."""
+        self._sizes.pop(session_id, None)
         self._command(CloseSession(session_id), f"closing session {session_id}")
 
     def check_alive(self) -> None:
@@ -231,29 +237,30 @@ class MultiprocExecutor:
 
 
 class ChunkLimit:
-    """How long a chunk may take before its group counts as lost.
+    """How long a chunk may take before its group counts as lost; each size is measured by itself.
 
     Args:
         fixed_s: the deployment's limit; ``None`` measures.
-        cold_s: limit of the first two chunks; the first may have to compile and counts for none.
+        cold_s: limit of the first two chunks of a size; the first may have to prepare kernels and
+            counts for none.
     """
 
     def __init__(self, fixed_s: float | None, cold_s: float) -> None:
         self._fixed_s = fixed_s
         self._cold_s = cold_s
-        self._slowest_s: float | None = None
+        self._slowest_s: dict[tuple[int, int], float] = {}
 
-    @property
-    def seconds(self) -> float:
-        """The limit of the next chunk, in seconds."""
+    def seconds(self, size: tuple[int, int]) -> float:
+        """The limit of the next chunk of a session of this height and width, in seconds."""
         if self._fixed_s is not None:
             return self._fixed_s
-        measured_s = SLOWEST_CHUNKS * self._slowest_s if self._slowest_s else self._cold_s
-        return max(SHORTEST_LIMIT_S, measured_s)
+        slowest_s = self._slowest_s.get(size)
+        return max(SHORTEST_LIMIT_S, SLOWEST_CHUNKS * slowest_s if slowest_s else self._cold_s)
 
-    def observe(self, chunk_s: float) -> None:
-        """Count a finished chunk, but the first: it is cold."""
-        self._slowest_s = 0.0 if self._slowest_s is None else max(self._slowest_s, chunk_s)
+    def observe(self, size: tuple[int, int], chunk_s: float) -> None:
+        """Count a finished chunk, but the first of its size: it is cold."""
+        slowest_s = self._slowest_s.get(size)
+        self._slowest_s[size] = 0.0 if slowest_s is None else max(slowest_s, chunk_s)
 
 
 def _shared_error(refusals: list[Refused]) -> OmniError:

@@ -1,16 +1,12 @@
 """Measured memory to KV pool: asks the platform, does the budget, allocates."""
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.models.interface import SizedModel
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import PoolBudget, plan_pool
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
 
 logger = get_logger(__name__)
-
-DEFAULT_GEOMETRY = VideoGeometry(480, 832)
-"""Size that the pool is measured in when the deployment configures none."""
 
 
 def plan_kv_pool(
@@ -21,7 +17,7 @@ def plan_kv_pool(
     Raises:
         OutOfKVMemoryError: if not even one session fits.
     """
-    spec, geometry = pipeline.kv_cache_spec(), config.geometry or DEFAULT_GEOMETRY
+    spec, geometry = pipeline.kv_cache_spec(), config.prepared_geometry
     workspace_bytes = pipeline.workspace_bytes(geometry)
     budget = plan_pool(
         spec,

@@ -54,6 +54,7 @@ from vllm_omni.diffusion.models.loader import load_weights, materialize, no_weig
 from vllm_omni.errors import CheckpointError, ConfigError
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
+from vllm_omni.platforms.compiler import missing_for_compiling
 from vllm_omni.platforms.quarantine import TransferOwners
 
 
@@ -103,6 +104,7 @@ def load_pipeline(
         CheckpointError: if files are missing or are not this model.
         UnsupportedParallelismError: if the heads cannot be split; before any weight is read.
     """
+    config = compile_where_possible(config)
     model, dtype = Path(config.model), _DTYPES[config.dtype]
     facts = read_checkpoint(model, config.kv_cache)
     config.parallel.check_heads(facts.transformer.num_attention_heads)
@@ -127,9 +129,7 @@ def load_pipeline(
     text = TextEncoder.load(model, dtype=dtype, device=device)
     vae = load_vae(model, facts.vae, dtype=dtype, device=device)
     transformer = load_transformer(model, parts, device, linears)
-    if not config.enforce_eager:
-        compile_blocks(transformer)
-    parts.post_attention.prepare(transformer.layers)
+    _prepare_blocks(transformer, config)
     output = ChunkOutput(vae, parallel, pixel_gather(config, platform, parallel, device))
     return LingBotWorldCausalDMDPipeline(
         config,
@@ -164,14 +164,17 @@ def pixel_gather(
     )
 
 
-def compile_blocks(transformer: CausalLingBotWorldTransformer3DModel) -> None:
-    """Compile the block once for all layers.
-
-    The compiler stops at the window (see :func:`uncompiled`), so that nothing that changes from
-    chunk to chunk is a constant of the compiled code. One compilation serves every window length.
-    """
-    for block in transformer.blocks:
-        block.compile(dynamic=False)
+def compile_where_possible(config: OmniDiffusionConfig) -> OmniDiffusionConfig:
+    """Return the configuration, eager where this machine cannot compile, with one warning."""
+    if config.enforce_eager or not (missing := missing_for_compiling(config.device)):
+        return config
+    if is_root():
+        logger.warning(
+            "blocks run eagerly, about a sixth slower: compiling needs %s, which is not here; "
+            "install it, or set enforce_eager: true to say that this is meant",
+            " and ".join(missing),
+        )
+    return replace(config, enforce_eager=True)
 
 
 def load_transformer(
@@ -185,6 +188,14 @@ def load_transformer(
     load_weights(model / "transformer", transformer.checkpoint_targets())
     linears.process(transformer)
     return transformer
+
+
+def _prepare_blocks(
+    transformer: CausalLingBotWorldTransformer3DModel, config: OmniDiffusionConfig
+) -> None:
+    if not config.enforce_eager:
+        transformer.compile_blocks(transformer.chunk_tokens(config.prepared_geometry))
+    transformer.post_attention.prepare(transformer.layers)
 
 
 def load_vae(model: Path, config: VaeConfig, *, dtype: torch.dtype, device: torch.device) -> WanVAE:

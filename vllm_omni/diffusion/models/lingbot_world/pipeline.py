@@ -14,7 +14,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
+from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic, is_root
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.layers.linear import NATIVE, LinearBackend
 from vllm_omni.diffusion.messages import (
@@ -47,9 +47,12 @@ from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
+from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
 from vllm_omni.platforms.laps import ChunkStopwatch, HostLaps, LapClock
 from vllm_omni.platforms.quarantine import QUARANTINE
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         self.platform = platform
         self.waits_at_laps = False
         self._pool: KVPool | None = None
+        self._told_eager: set[VideoGeometry] = set()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -161,7 +165,9 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         geometry = VideoGeometry(request.height, request.width)
         self.config.parallel.check_geometry(geometry)
         transformer = self.model.transformer
-        transformer.post_attention.begin_session(transformer.chunk_tokens(geometry))
+        tokens = transformer.chunk_tokens(geometry)
+        transformer.post_attention.begin_session(tokens)
+        self._tell_eager(geometry, tokens)
         kv = SessionKV(self._pool, geometry.tokens_per_frame)
         try:
             setup = self._setup(request, geometry)
@@ -252,6 +258,18 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
     def release(self) -> None:
         """Free what the linear layers share with other ranks."""
         self.model.linears.release()
+
+    def _tell_eager(self, geometry: VideoGeometry, tokens: int) -> None:
+        """Say once for each size that it is slower than the size that was prepared."""
+        told = geometry in self._told_eager or not is_root()
+        if told or self.model.transformer.runs_compiled(tokens):
+            return
+        self._told_eager.add(geometry)
+        logger.warning(
+            "worlds of %s run eagerly, about a sixth slower: blocks are compiled for %s alone; "
+            "another size is set by ar_diffusion_height and ar_diffusion_width",
+            *(geometry, self.config.prepared_geometry),
+        )
 
     def _setup(self, request: SessionRequest, geometry: VideoGeometry) -> SessionSetup:
         device, dtype = self.model.device, self.model.dtype

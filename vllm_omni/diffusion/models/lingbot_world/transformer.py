@@ -96,6 +96,26 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         )
         self.blocks = nn.ModuleList(LingBotWorldBlock(parts) for _ in range(config.num_layers))
         self.head = Head(parts, config.out_channels * PATCH * PATCH)
+        self._compiled_tokens: int | None = None
+
+    def compile_blocks(self, tokens: int) -> None:
+        """Compile the block once for all layers, for forwards of this many tokens on this rank.
+
+        All other sizes run eagerly: compiling takes the better part of a minute, and nobody may
+        wait for it within a chunk. The compiler stops at the window, so that nothing that changes
+        from chunk to chunk is a constant of the compiled code; one compilation serves every window
+        length.
+        """
+        self._compiled_tokens = tokens
+        for block in self.blocks:
+            block.compile(dynamic=False)
+
+    def runs_compiled(self, tokens: int) -> bool:
+        """Tell whether forwards of this many tokens on this rank run as well as any can.
+
+        True also where nothing is compiled at all.
+        """
+        return self._compiled_tokens in {None, tokens}
 
     @property
     def local_heads(self) -> int:
@@ -201,7 +221,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         frames, height, width = latents.shape[1:]
         x = self._embed(latents)
         for block, layer in zip(self.layers, context.layers(), strict=True):
-            x = block(x, time, layer)
+            x = self._run_block(block, x, time, layer)
         tokens = self.head(x, time).unflatten(0, (frames, -1))
         whole = self.exchange.gather_tokens(tokens)
         return unpatchify(whole, height // PATCH, width // PATCH)
@@ -217,8 +237,19 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         *blocks, last_block = self.layers
         *layers, last = context.layers()
         for block, layer in zip(blocks, layers, strict=True):
-            x = block(x, time, layer)
+            x = self._run_block(block, x, time, layer)
         last_block.write_only(x, time, last.window)
+
+    def _run_block(
+        self,
+        block: LingBotWorldBlock,
+        x: Float[Tensor, "tokens dim"],
+        time: TimeEmbedding,
+        layer: LayerContext,
+    ) -> Float[Tensor, "tokens dim"]:
+        # The module's call is what was compiled; its method is not.
+        run = block if self.runs_compiled(x.shape[0]) else block.forward
+        return run(x, time, layer)
 
     def _embed(
         self, latents: Float[Tensor, "channels latent_frames height width"]
