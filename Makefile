@@ -3,7 +3,7 @@
 #   make demo    a picture, a prompt and a camera path become a short video, on any CPU
 #   make test    everything that a change must pass: format, lint, types, import layers, tests
 #   make soak    the long-run tests (1000 chunks)
-#   make serve-demo   a server with the toy world and its web page on 127.0.0.1:8000
+#   make serve-demo   a server with the toy world and its web page on 127.0.0.1:8000 (or PORT=...)
 #   make test-web     the tests of the web page, in a headless Chromium of the system
 #   make docs         the documentation as a site in build/docs
 #   make test-npu-sim the genuine torch_npu on a simulated runtime (gcc; an environment of its own)
@@ -16,12 +16,14 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 # torch goes in first: the version that is tested, and by arguments of its own for pip, since the
-# package index has one build for each platform. A torch that is there already stays.
+# package index has one build for each platform. A torch that is there already stays. The first
+# installation takes minutes, so pip shows its lines and bars.
 TORCH ?= torch==2.13.0
 TORCH_PIP ?=
 TORCH_SIZE := on Linux the CUDA build, 2.7 GB; README.md names a smaller one
 # Two test processes of one thread each: the tests' small matrices gain nothing from more.
 WORKERS ?= 2
+PORT ?= 8000
 # vLLM pins other versions than the project runs with, so it has a folder of its own.
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
@@ -41,12 +43,13 @@ $(RUN_STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip show --quiet torch 2>/dev/null || \
 	  { echo "Downloading $(TORCH) into $(VENV) ($(or $(TORCH_PIP),$(TORCH_SIZE)))"; \
-	    $(BIN)/python -m pip install --quiet $(TORCH_PIP) "$(TORCH)"; }
-	$(BIN)/python -m pip install --quiet --editable .
+	    $(BIN)/python -m pip install $(TORCH_PIP) "$(TORCH)"; }
+	@echo "Installing this package and what it needs, about 0.4 GB beside torch"
+	$(BIN)/python -m pip install --editable .
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --editable '.[dev]'
 	@touch $@
 
 demo: $(RUN_STAMP)
@@ -69,9 +72,8 @@ soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak -s --timeout 3600
 
 serve-demo: $(RUN_STAMP)
-	@echo "The page will be at http://127.0.0.1:8000/ in a few seconds: an island, three times of day."
-	$(BIN)/vllm-omni serve vllm_omni/data/toy_world --omni --host 127.0.0.1 --port 8000 \
-	  --deploy-config benchmarks/lingbot_world/configs/cpu_tiny.yaml
+	@echo "The page will be at http://127.0.0.1:$(PORT)/ in a few seconds: an island, three times of day."
+	$(BIN)/vllm-omni serve toy_world --omni --host 127.0.0.1 --port $(PORT) --deploy-config cpu_tiny.yaml
 
 test-web: $(DEV_STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,web-test]'

@@ -13,7 +13,7 @@ from vllm_omni.entrypoints.cli.main import COMMANDS
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 
 EXPORTS = {"AsyncOmni", "Omni", "__version__", "__version_tuple__"}
-SUB_COMMANDS = {"bench", "demo", "serve", "tiny-checkpoint"}
+SUB_COMMANDS = {"bench", "completion", "demo", "serve", "tiny-checkpoint"}
 IMPORT_PATHS = (
     ("vllm_omni.diffusion.data", "DiffusionParallelConfig"),
     ("vllm_omni.diffusion.data", "OmniDiffusionConfig"),
@@ -38,7 +38,9 @@ def test_the_classes_are_exported_by_entrypoints_too():
 
 
 def test_version_tuple_is_the_version():
-    assert ".".join(map(str, vllm_omni.__version_tuple__)) == vllm_omni.__version__
+    told = ".".join(map(str, vllm_omni.__version_tuple__))
+    assert told == vllm_omni.__version__.replace("+", ".")
+    assert all(isinstance(part, int) for part in vllm_omni.__version_tuple__[:3])
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -80,7 +80,7 @@ def test_torch_takes_arguments_of_its_own_for_pip(tmp_path):
     (argument,) = shlex.split(arguments)
     run = would_run(f"VENV={tmp_path}", argument, "demo")
     index = argument.partition("=")[2]
-    assert f'pip install --quiet {index} "torch==' in run
+    assert f'pip install {index} "torch==' in run
     assert run.count(index) == 2  # once for torch, once in the line that says what comes
     assert index not in would_run(f"VENV={tmp_path}", "demo")
 

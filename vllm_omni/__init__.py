@@ -17,7 +17,9 @@ try:
     __version__ = version("vllm-omni")
 except PackageNotFoundError:  # running from a checkout that was never installed
     __version__ = "0.0.0"
-__version_tuple__ = tuple(int(part) for part in __version__.split(".")[:3] if part.isdigit())
+__version_tuple__ = tuple(
+    int(part) if part.isdigit() else part for part in __version__.replace("+", ".").split(".")
+)
 
 _LAZY = {"AsyncOmni", "Omni"}
 

@@ -27,14 +27,14 @@ from pathlib import Path
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.lingbot_world.metrics import ChunkRecord, percentile
-from benchmarks.lingbot_world.session import (
+from vllm_omni.benchmarks.metrics import ChunkRecord, percentile
+from vllm_omni.benchmarks.session import (
     BenchmarkError,
     SessionOptions,
     endpoint_url,
     run_session,
 )
-from benchmarks.lingbot_world.workload import load_workload
+from vllm_omni.benchmarks.workload import load_workload
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "benchmarks" / "lingbot_world" / "configs" / "cpu_tiny.yaml"

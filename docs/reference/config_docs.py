@@ -48,7 +48,8 @@ For operators: every flag.
 
     vllm-omni serve MODEL --omni [--deploy-config FILE] [flags]
 
-MODEL is a checkpoint directory, or a hub id that is in the local cache; nothing is downloaded. Each
+MODEL is a checkpoint directory, a hub id that is in the local cache (nothing is downloaded), or
+`toy_world`, the small trained checkpoint that the package brings. Each
 dash inside a flag may also be an underscore. Only flags that are typed count: the defaults below
 never override the deploy file. *Sets* is the key of the [deploy file](deploy_yaml.md) that a flag
 overrides.

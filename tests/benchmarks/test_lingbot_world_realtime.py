@@ -7,24 +7,22 @@ import statistics
 
 import pytest
 
-from benchmarks.lingbot_world import benchmark_lingbot_world_realtime as benchmark
-from benchmarks.lingbot_world import report, workload
-from benchmarks.lingbot_world.benchmark_lingbot_world_realtime import (
+from tests.helpers.scripted_server import Peer, scripted_server
+from vllm_omni.benchmarks import realtime as benchmark
+from vllm_omni.benchmarks import report, workload
+from vllm_omni.benchmarks.realtime import arrival_offsets, parse_args, run_sessions
+from vllm_omni.benchmarks.session import (
     BenchmarkError,
     SessionOptions,
-    arrival_offsets,
     endpoint_url,
-    parse_args,
     run_session,
-    run_sessions,
 )
-from benchmarks.lingbot_world.workload import (
+from vllm_omni.benchmarks.workload import (
     PromptUpdate,
     Workload,
     chunk_frame_count,
     load_workload,
 )
-from tests.helpers.scripted_server import Peer, scripted_server
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu, pytest.mark.timing]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lingbot_world.metrics import (
+from vllm_omni.benchmarks.metrics import (
     Basis,
     ChunkRecord,
     aggregate_metrics,
@@ -14,7 +14,7 @@ from benchmarks.lingbot_world.metrics import (
     percentile,
     simulate_playback,
 )
-from benchmarks.lingbot_world.workload import chunk_frame_count
+from vllm_omni.benchmarks.workload import chunk_frame_count
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

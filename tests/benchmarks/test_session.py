@@ -3,12 +3,12 @@
 import httpx
 import pytest
 
-from benchmarks.lingbot_world import benchmark_lingbot_world_realtime as benchmark
-from benchmarks.lingbot_world.benchmark_lingbot_world_realtime import parse_args
-from benchmarks.lingbot_world.session import BenchmarkError, served_size
-from benchmarks.lingbot_world.workload import load_workload
 from tests.helpers.local_server import MODEL, local_server
 from tests.helpers.scripted_server import Peer, scripted_server
+from vllm_omni.benchmarks import realtime as benchmark
+from vllm_omni.benchmarks.realtime import parse_args
+from vllm_omni.benchmarks.session import BenchmarkError, served_size
+from vllm_omni.benchmarks.workload import load_workload
 from vllm_omni.config.server import ServerConfig
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.lingbot_world import workload
-from benchmarks.lingbot_world.workload import (
+from vllm_omni.benchmarks import workload
+from vllm_omni.benchmarks.workload import (
     PromptUpdate,
     Workload,
     WorkloadError,
@@ -137,3 +137,17 @@ def test_pictures(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(WorkloadError, match="not a picture"):
         workload.image_url(str(tmp_path / "a.txt"), width=64, height=48)
+
+
+def test_the_modules_of_the_checkout_are_those_of_the_package():
+    from benchmarks.lingbot_world import benchmark_lingbot_world_realtime as program
+    from benchmarks.lingbot_world import workload as by_path
+    from vllm_omni.benchmarks import realtime, session
+
+    names = [name for name in by_path.__all__ if vars(by_path)[name] is vars(workload)[name]]
+    assert names == by_path.__all__
+    assert (program.main, program.parse_args) == (realtime.main, realtime.parse_args)
+    assert (program.run_session, program.endpoint_url) == (
+        session.run_session,
+        session.endpoint_url,
+    )

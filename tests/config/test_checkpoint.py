@@ -15,6 +15,13 @@ def test_a_directory_is_itself(tmp_path):
     assert find_checkpoint(str(tmp_path)) == tmp_path
 
 
+def test_the_toy_world_is_found_by_its_name_unless_a_directory_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (find_checkpoint("toy_world") / "model_index.json").is_file()
+    (tmp_path / "toy_world").mkdir()
+    assert find_checkpoint("toy_world").resolve() == tmp_path / "toy_world"
+
+
 def test_a_hub_id_is_looked_up_in_the_local_cache_only(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--some--world"

@@ -135,7 +135,7 @@ def server_commands() -> dict[str, list[str]]:
     """Every command line that starts a server, without the program's name."""
     (cmd,) = of_kind(stages()[-1], "CMD")
     cuda = {"MODEL_DIR": "/srv/lingbot"}
-    four = cuda | {"GPUS": "4", "DEPLOY_CONFIG": "/etc/vllm-omni/usp4_compiled.yaml"}
+    four = cuda | {"GPUS": "4", "DEPLOY_CONFIG": "usp4_compiled.yaml"}
     return {
         "Dockerfile": cmd.words,
         "compose.yaml": compose(COMPOSE)["services"]["server"]["command"],

@@ -52,10 +52,9 @@ def test_heads_that_are_no_count(tmp_path, heads):
 
 PACKAGE = Path(__file__).resolve().parents[2] / "vllm_omni"
 NAMES = ("lingbot_world", "LingBotWorld")
-AT_HOME = ("diffusion/models/lingbot_world/", "diffusion/registry.py", "tools/")
+AT_HOME = ("diffusion/models/lingbot_world/", "diffusion/registry.py", "tools/", "benchmarks/")
 """Where a model may be named: in its own folder, in the registry, in tools for this one model."""
 FILES = {
-    "entrypoints/cli/bench.py": "benchmarks/lingbot_world/benchmark_lingbot_world_realtime.py",
     "platforms/npu.py": "docs/recipes/lingbot_world_v2_npu.md",
 }
 """Files of the repository that have the name in theirs."""

@@ -8,6 +8,10 @@ from vllm_omni.errors import ConfigError
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
+_TOY_WORLD = "toy_world"
+"""Name of the one checkpoint that the package brings."""
+
+
 def require_model(model: str) -> None:
     """Refuse a model name that is missing or blank.
 
@@ -22,7 +26,10 @@ def require_model(model: str) -> None:
 
 
 def find_checkpoint(model: str) -> Path:
-    """Directory of a model given as a path or as a hub id that is in the local cache.
+    """Directory of a model given as a path, as a hub id that is in the local cache, or by name.
+
+    The only name is that of the trained toy world in this package; a directory of that name at the
+    current one comes first.
 
     Raises:
         ConfigError: if ``model`` is blank or nothing of that name is on this machine.
@@ -31,6 +38,8 @@ def find_checkpoint(model: str) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    if model == _TOY_WORLD:
+        return Path(__file__).resolve().parents[1] / "data" / _TOY_WORLD
     if path.exists() or _HUB_ID.fullmatch(model) is None:
         raise ConfigError(f"model {model!r} is not a directory (looked for at {path.absolute()})")
     return _from_hub_cache(model)

@@ -127,7 +127,10 @@ def find_deploy_file(path: Path) -> Path:
         if candidate.is_file():
             return candidate
     looked = " and ".join(str(candidate) for candidate in candidates)
-    raise ConfigNotFoundError(f"Deploy config not found: {path} (looked at {looked})")
+    packaged = ", ".join(sorted(file.name for file in PACKAGED_DIR.glob("*.yaml")))
+    raise ConfigNotFoundError(
+        f"Deploy config not found: {path} (looked at {looked}); packaged ones are {packaged}"
+    )
 
 
 def _only_stage(tree: Node, where: str) -> Node:

@@ -85,6 +85,21 @@ def write_tiny_checkpoint(directory: Path, *, force: bool = False) -> Path:
     return directory
 
 
+def is_tiny_checkpoint(directory: Path) -> bool:
+    """Whether a directory holds this checkpoint and nothing else, with these very bytes."""
+    present = sorted(
+        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
+    )
+    if present != list(checkpoint_files()):
+        return False
+    with tempfile.TemporaryDirectory() as scratch:
+        _write_files(Path(scratch))
+        return all(
+            (directory / name).read_bytes() == (Path(scratch) / name).read_bytes()
+            for name in present
+        )
+
+
 def checkpoint_files() -> tuple[str, ...]:
     """Relative paths of all files that :func:`write_tiny_checkpoint` writes, sorted."""
     weights = [f"{component.directory}/{component.filename}" for component in _COMPONENTS]

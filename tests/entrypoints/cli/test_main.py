@@ -82,6 +82,11 @@ def _run_main(*argv: str, pythonpath: str = "") -> subprocess.CompletedProcess[s
     )
 
 
+def test_the_package_itself_can_be_run():
+    line = [sys.executable, "-m", "vllm_omni", "--version"]
+    assert subprocess.run(line, capture_output=True, text=True).stdout.strip() == __version__
+
+
 def test_unknown_flag_exits_2():
     result = _run_main("tiny-checkpoint", "--no-such-flag", "somewhere")
     assert result.returncode == 2
@@ -113,6 +118,9 @@ def test_writing_a_checkpoint_from_the_command_line(tmp_path, capsys):
     assert dispatch(["tiny-checkpoint", str(tmp_path / "tiny")]) == 0
     assert (tmp_path / "tiny" / "model_index.json").is_file()
     assert "noise" in capsys.readouterr().out
+    assert dispatch(["tiny-checkpoint", str(tmp_path / "tiny")]) == 0
+    assert "already there" in capsys.readouterr().out
+    (tmp_path / "tiny" / "model_index.json").write_text("{}")
     assert dispatch(["tiny-checkpoint", str(tmp_path / "tiny")]) == 1
     assert "--force" in capsys.readouterr().err
     assert dispatch(["tiny-checkpoint", str(tmp_path / "tiny"), "--force"]) == 0

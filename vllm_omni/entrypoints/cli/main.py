@@ -6,7 +6,7 @@ vLLM's own ``vllm`` command calls :func:`main` when ``--omni`` stands anywhere o
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,25 +29,26 @@ class Command:
         module: imported only when the sub-command is chosen; loads no torch until ``run``.
         shared_with_vllm: vLLM has a command of this name, so where vLLM is installed ``--omni``
             asks for ours.
-        own_line: its module offers ``run_line(arguments) -> int`` instead, and reads them itself.
     """
 
     module: str
     summary: str
     shared_with_vllm: bool = False
-    own_line: bool = False
 
 
 COMMANDS: dict[str, Command] = {
     "bench": Command(
         "vllm_omni.entrypoints.cli.bench",
-        "measure a running server as its viewers see it (needs the source checkout)",
+        "measure a running server as its viewers see it",
         shared_with_vllm=True,
-        own_line=True,
+    ),
+    "completion": Command(
+        "vllm_omni.entrypoints.cli.completion",
+        "print the completion of this command for bash, zsh or fish",
     ),
     "demo": Command(
         "vllm_omni.entrypoints.cli.demo",
-        "make a short video (of noise) with the tiny checkpoint, on any CPU",
+        "make a short video of a tiny trained world, on any CPU",
     ),
     "serve": Command(
         "vllm_omni.entrypoints.cli.serve",
@@ -110,19 +111,19 @@ def _run_top_level(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _run_command(name: str, command: Command, arguments: Sequence[str]) -> int:
-    module = import_module(command.module)
-    if command.own_line:
-        return _report_errors(name, lambda: module.run_line(arguments))
+def parser_of(name: str) -> CommandParser:
+    """The parser of a sub-command."""
+    module = import_module(COMMANDS[name].module)
     parser = CommandParser(prog=f"{_PROG} {name}", description=module.__doc__)
     module.add_arguments(parser)
+    return parser
+
+
+def _run_command(name: str, command: Command, arguments: Sequence[str]) -> int:
+    parser = parser_of(name)
     args = parser.parse_args(arguments)
-    return _report_errors(name, lambda: module.run(args))
-
-
-def _report_errors(name: str, run: Callable[[], int]) -> int:
     try:
-        return run()
+        return import_module(command.module).run(args)
     except OmniError as error:
         print(f"{_PROG} {name}: error: {error}", file=sys.stderr)
         return 1

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         nargs="?",
         default=argparse.SUPPRESS,
-        help="checkpoint directory, or hub id that is in the local cache",
+        help="checkpoint directory, hub id that is in the local cache, or toy_world",
     )
     add_flags(parser)
 

@@ -13,8 +13,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the checkpoint and say where."""
-    from vllm_omni.tools.tiny_checkpoint import write_tiny_checkpoint  # loads torch
+    """Write the checkpoint and say where; one that is there already stays."""
+    from vllm_omni.tools.tiny_checkpoint import (  # loads torch
+        is_tiny_checkpoint,
+        write_tiny_checkpoint,
+    )
+
+    if not args.force and is_tiny_checkpoint(args.directory):
+        print(f"{args.directory} is already there: this very checkpoint")
+        return 0
 
     directory = write_tiny_checkpoint(args.directory, force=args.force)
     size_bytes = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

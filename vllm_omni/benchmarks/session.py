@@ -12,9 +12,9 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
-from benchmarks.lingbot_world.metrics import ChunkRecord
-from benchmarks.lingbot_world.report import SessionResult
-from benchmarks.lingbot_world.workload import (
+from vllm_omni.benchmarks.metrics import ChunkRecord, Number
+from vllm_omni.benchmarks.report import SessionResult
+from vllm_omni.benchmarks.workload import (
     PromptUpdate,
     Workload,
     prompt_interaction,
@@ -40,9 +40,9 @@ class SessionOptions:
         keep_video: whether the result holds the video, which may be large.
     """
 
-    first_chunk_timeout_s: float = 900.0
-    chunk_timeout_s: float = 300.0
-    ping_interval_s: float = 20.0
+    first_chunk_timeout_s: Number = 900.0
+    chunk_timeout_s: Number = 300.0
+    ping_interval_s: Number = 20.0
     on_chunk: Callable[[ChunkRecord], None] | None = None
     api_key: str | None = None
     keep_video: bool = True
@@ -113,7 +113,7 @@ class _Session:
         self._chunks: list[ChunkRecord] = []
         self._payloads: list[bytes] = []
 
-    async def run(self, start_message: str, index: int, run_began: float) -> SessionResult:
+    async def run(self, start_message: str, index: int, run_began: Number) -> SessionResult:
         """Send the start message and read everything.
 
         Raises:
@@ -239,7 +239,7 @@ class _Session:
                 with suppress(asyncio.CancelledError, ConnectionClosed):
                     await task
 
-    async def _ping_forever(self, interval_s: float) -> None:
+    async def _ping_forever(self, interval_s: Number) -> None:
         while True:
             await asyncio.sleep(interval_s)
             await self._socket.send('{"type":"session.ping"}')
@@ -252,7 +252,7 @@ async def run_session(
     *,
     model: str | None = None,
     session_index: int = 0,
-    run_began: float | None = None,
+    run_began: Number | None = None,
 ) -> SessionResult:
     """Open a socket, run one rollout and return what arrived.
 

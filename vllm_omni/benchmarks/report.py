@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.lingbot_world.metrics import SMALL_SAMPLE, ChunkRecord
-from benchmarks.lingbot_world.workload import Workload
+from vllm_omni.benchmarks.metrics import SMALL_SAMPLE, ChunkRecord
+from vllm_omni.benchmarks.workload import Workload
 
 COLUMNS = 60
 

@@ -9,8 +9,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from benchmarks.lingbot_world.workload import CHUNK_FRAMES
+from vllm_omni.benchmarks.workload import CHUNK_FRAMES
 
+Number = float | int
 SMALL_SAMPLE = 20
 """Below this many intervals, P95 and P99 are little more than the maximum."""
 
@@ -27,8 +28,8 @@ class ChunkRecord:
     """
 
     index: int
-    arrival_s: float
-    inter_arrival_ms: float | None
+    arrival_s: Number
+    inter_arrival_ms: Number | None
     byte_length: int
     num_frames: int
 
@@ -44,23 +45,23 @@ class Basis:
         buffer_chunks: chunks that a player collects before it starts.
     """
 
-    fps: float
+    fps: Number
     warmup_chunks: int = 6
-    chunk_slo_ms: float | None = None
+    chunk_slo_ms: Number | None = None
     buffer_chunks: int = 1
 
     @property
-    def chunk_video_ms(self) -> float:
+    def chunk_video_ms(self) -> Number:
         """Playing time of a full chunk."""
         return CHUNK_FRAMES / self.fps * 1000.0
 
     @property
-    def deadline_ms(self) -> float:
+    def deadline_ms(self) -> Number:
         """Longest interval that counts as in time."""
         return self.chunk_video_ms if self.chunk_slo_ms is None else self.chunk_slo_ms
 
 
-def percentile(values: Sequence[float], q: float) -> float:
+def percentile(values: Sequence[Number], q: Number) -> Number:
     """The ``q``-th percentile (0 to 100), linear between ranks.
 
     Raises:
@@ -75,7 +76,7 @@ def percentile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
-def interval_stats(intervals_ms: Sequence[float]) -> dict[str, float]:
+def interval_stats(intervals_ms: Sequence[Number]) -> dict[str, Number]:
     """Spread of intervals; empty where there are none."""
     if not intervals_ms:
         return {}
@@ -103,15 +104,15 @@ class Playback:
     """
 
     underrun_count: int
-    total_stall_ms: float
-    playback_span_s: float
-    stall_ratio: float
+    total_stall_ms: Number
+    playback_span_s: Number
+    stall_ratio: Number
     first_underrun_chunk: int | None
     buffer_chunks: int
 
 
 def simulate_playback(
-    chunks: Sequence[ChunkRecord], fps: float, buffer_chunks: int = 1
+    chunks: Sequence[ChunkRecord], fps: Number, buffer_chunks: int = 1
 ) -> Playback:
     """Play chunks as they arrived: start with ``buffer_chunks`` in hand, stall where one is late.
 
@@ -143,7 +144,7 @@ def simulate_playback(
 
 
 def compute_metrics(
-    chunks: Sequence[ChunkRecord], *, wall_seconds: float, basis: Basis
+    chunks: Sequence[ChunkRecord], *, wall_seconds: Number, basis: Basis
 ) -> dict[str, object]:
     """All figures of one session.
 
@@ -180,7 +181,7 @@ def compute_metrics(
     return metrics | _steady_metrics(steady, basis)
 
 
-def _steady_intervals(chunks: Sequence[ChunkRecord], warmup_chunks: int) -> list[float]:
+def _steady_intervals(chunks: Sequence[ChunkRecord], warmup_chunks: int) -> list[Number]:
     return [
         chunk.inter_arrival_ms
         for chunk in chunks
@@ -190,7 +191,7 @@ def _steady_intervals(chunks: Sequence[ChunkRecord], warmup_chunks: int) -> list
     ]
 
 
-def _steady_metrics(steady: Sequence[float], basis: Basis) -> dict[str, object]:
+def _steady_metrics(steady: Sequence[Number], basis: Basis) -> dict[str, object]:
     if not steady:
         return {}
     rtf = statistics.fmean(steady) / basis.chunk_video_ms
@@ -204,7 +205,10 @@ def _steady_metrics(steady: Sequence[float], basis: Basis) -> dict[str, object]:
 
 
 def aggregate_metrics(
-    per_session: Sequence[Mapping[str, object]], *, fps: float, makespan_s: float | None = None
+    per_session: Sequence[Mapping[str, object]],
+    *,
+    fps: Number,
+    makespan_s: Number | None = None,
 ) -> dict[str, object]:
     """Figures of several sessions together; of one session, its own.
 
@@ -248,7 +252,7 @@ def aggregate_metrics(
     return aggregate | total
 
 
-def _numbers(rows: Sequence[Mapping[str, object]], name: str) -> list[float]:
+def _numbers(rows: Sequence[Mapping[str, object]], name: str) -> list[Number]:
     return [value for row in rows if isinstance(value := row.get(name), int | float)]
 
 

@@ -1,0 +1,1 @@
+"""The benchmark of live worlds: ``vllm-omni bench``."""
