@@ -16,7 +16,7 @@ COLUMNS = 60
 
 @dataclass(frozen=True, slots=True)
 class SessionResult:
-    """One finished session.
+    """One finished session as its client saw it.
 
     Attributes:
         start_offset_s: when its start message was sent, since the run began.

@@ -51,7 +51,7 @@ class PromptUpdate:
 
     @property
     def event_id(self) -> str:
-        """Id of its interaction."""
+        """Id of the interaction that carries it."""
         return f"chunk-{self.after_chunk}"
 
 

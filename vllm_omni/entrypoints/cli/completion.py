@@ -29,13 +29,13 @@ class Option:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shell."""
+    """Take the name of a shell."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=tuple(_SCRIPTS))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script."""
+    """Print the script of the shell that was named."""
     print(_SCRIPTS[args.shell]({name: options_of(name) for name in COMMANDS}))
     return 0
 
