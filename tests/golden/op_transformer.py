@@ -2,10 +2,11 @@
 
 Each is done twice, with the pages of the window in a row and with scattered pages. A commit is
 done as the product does it, where the last layer stops at its keys and values; where a recipe wants
-the flow of a commit, the whole forward comes first and has to leave the same bits in the window.
+the flow of a commit, the whole forward comes after it and has to leave the same bits in the window.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,13 +146,6 @@ class _Rollout:
             generator=generator,
         )
         self.session.committed(start, LATENT_FRAMES_PER_CHUNK)
-        whole = f"commit/{index}" in self.wanted
-        if whole:
-            self._calls = iter([(f"{index}/commit", COMMIT_TIMESTEP)])
-            latents = torch.cat((clean.to(condition.dtype), condition))
-            self.transformer(latents, steps[-1], self.context)
-            self.made[f"commit/{index}"] = self.made.pop(f"flow/{index}/commit")
-        before = _stored(self.session) if whole else None
         commit(
             self.transformer,
             clean=clean,
@@ -159,7 +153,13 @@ class _Rollout:
             context=self.context,
             step=steps[-1],
         )
-        _keep_stored(self.made, index, self.session, self.parallel, before)
+        _keep_stored(self.made, index, self.session, self.parallel)
+        if f"commit/{index}" in self.wanted:
+            self._calls = iter([(f"{index}/commit", COMMIT_TIMESTEP)])
+            latents = torch.cat((clean.to(condition.dtype), condition))
+            with _same_bits(self.session, f"the commit of chunk {index}"):
+                self.transformer(latents, steps[-1], self.context)
+            self.made[f"commit/{index}"] = self.made.pop(f"flow/{index}/commit")
 
     def _after(self, _module: torch.nn.Module, _arguments: tuple, flow: torch.Tensor) -> None:
         call, timestep = next(self._calls)
@@ -253,12 +253,14 @@ class _Forwards:
         context = session.context(camera, call.start_frame)
         step = _embed(self.transformer, call.times(sample))
         latents = latents.to(self.transformer.dtype)
-        made = {f"flow/{index}": self.transformer(latents, step, context)}
-        if call.commit:
-            session.committed(call.start_frame, frames)
-            before = _stored(session)
-            self.transformer.write_window(latents, step, context)
-            _keep_stored(made, index, session, self.parallel, before)
+        made: dict[str, torch.Tensor] = {}
+        if not call.commit:
+            return {f"flow/{index}": self.transformer(latents, step, context)}
+        session.committed(call.start_frame, frames)
+        self.transformer.write_window(latents, step, context)
+        _keep_stored(made, index, session, self.parallel)
+        with _same_bits(session, f"the commit of call {index}"):
+            made[f"flow/{index}"] = self.transformer(latents, step, context)
         return made
 
 
@@ -266,23 +268,23 @@ def _stored(session: Session) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [session.stored(layer) for layer in range(len(session.transformer.blocks))]
 
 
-def _keep_stored(
-    made: dict[str, torch.Tensor],
-    index: int,
-    session: Session,
-    parallel: ParallelState,
-    before: list[tuple[torch.Tensor, torch.Tensor]] | None,
-) -> None:
-    """Note what the window holds after a commit.
+@contextmanager
+def _same_bits(session: Session, what: str) -> Iterator[None]:
+    """Refuse a whole forward that leaves other keys and values than the commit before it."""
+    before = _stored(session)
+    yield
+    for kept, now in zip(before, _stored(session), strict=True):
+        if not all(map(torch.equal, kept, now)):
+            raise AssertionError(f"{what} stored other bits than a whole forward")
 
-    Args:
-        before: what a whole forward had left there, which the commit must not change by a bit.
-    """
+
+def _keep_stored(
+    made: dict[str, torch.Tensor], index: int, session: Session, parallel: ParallelState
+) -> None:
+    """Note what the window holds after a commit."""
     group = parallel.sequence
     share = "" if group.size == 1 else f"/rank{group.rank}"
     for layer, stored in enumerate(_stored(session)):
-        if before is not None and not all(map(torch.equal, stored, before[layer])):
-            raise AssertionError(f"the commit of {index} stored other bits than a whole forward")
         for part, array in zip(("key", "value"), stored, strict=True):
             made[f"{part}/{index}/{layer}{share}"] = array
 

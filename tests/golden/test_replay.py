@@ -1,7 +1,6 @@
 """Golden arrays are reproduced, and the replay tells a wrong array from a right one."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,8 @@ from tests.golden.checks import (
 from tests.golden.recipe import Run
 from tests.golden.replay import main
 from tests.golden.report import FAIL, INPUT, PASS, Target, compare_arrays, judge
-from tests.helpers.dense_oracle import DenseOracle, visible_history
 from tests.helpers.golden import SUBSET_DIR, golden_dir, requires_golden
-from tests.helpers.model_builders import SMALL_MODEL, weights_of
-from vllm_omni.diffusion.models.lingbot_world.chunk import DmdSchedule
+from tests.helpers.oracle_set import CHUNKS, FORWARDS, write_oracle_set
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -141,115 +138,17 @@ def test_kept_recipes_belong_to_their_arrays(tmp_path):
 
 # --- sets of other models, made by the dense oracle ------------------------------------------
 
-VARIANTS = {
-    "pebble": {"sink_size": 4, "sliding_window_num_frames": 8},
-    "heron": {"sink_size": 5, "sliding_window_num_frames": 12},
-}
-WIDE = replace(SMALL_MODEL, attention_head_dim=32)
-CHUNKS, SEED, SHIFT, TOLERANCE = 6, 5, 3.0, {"rtol": 1e-4, "atol": 1e-4}
-LAST = 3 * CHUNKS - 3
-
-
-def oracle_rollout(inputs: dict, sizes: dict) -> dict[str, torch.Tensor]:
-    """Results of one rollout by the oracle, named as recipes name them."""
-    window = {"sink": sizes["sink_size"], "window": sizes["sliding_window_num_frames"]}
-    oracle = DenseOracle(weights_of(WIDE), heads=2, **window)
-    generator, schedule = torch.Generator().manual_seed(SEED), DmdSchedule.with_shift(SHIFT)
-    made = {}
-    for chunk in range(CHUNKS):
-        frames, start = slice(3 * chunk, 3 * chunk + 3), 3 * chunk
-        condition = inputs["condition"][0, :, frames].double()
-        around = inputs["camera"][0, :, frames], inputs["prompt_embeds"][0]
-        x = torch.randn(1, 16, 3, 4, 6, generator=generator)[0].double()
-        for step, sigma in enumerate(schedule.sigmas):
-            flow = oracle.forward(
-                torch.cat((x, condition)), schedule.timesteps[step], *around, start=start
-            )
-            made[f"flow/{chunk}/{step}"] = flow
-            x = x - sigma * flow
-            if step < 3:
-                noise = torch.randn(1, 16, 3, 4, 6, generator=generator)[0].double()
-                x = (1 - schedule.sigmas[step + 1]) * x + schedule.sigmas[step + 1] * noise
-        clean = torch.cat((x, condition))
-        made[f"x0/{chunk}"] = x
-        made[f"commit/{chunk}"] = oracle.forward(clean, 0.0, *around, start=start, commit=True)
-    kept = [*visible_history(LAST, frames=3, **window), *range(LAST, LAST + 3)]
-    stored = torch.cat([oracle.committed[1][frame][0] for frame in kept])
-    for rank in range(2):  # the head that each of two ranks holds
-        made[f"key/{CHUNKS - 1}/1/rank{rank}"] = stored[:, rank : rank + 1]
-    return {name: array[None].float().contiguous() for name, array in made.items()}
-
-
-def variant_recipes(made: dict[str, dict[str, str]]) -> list[dict]:
-    """One and two ranks of each variant; ``made`` has results by array and variant."""
-    fields = ("num_attention_heads", "attention_head_dim", "text_dim", "freq_dim", "ffn_dim",
-              "num_layers")  # fmt: skip
-    config = {name: getattr(WIDE, name) for name in fields}
-    recipes = []
-    for variant, outputs in made.items():
-        for ranks in (1, 2):
-            of_rank = {n: r for n, r in outputs.items() if ranks == 2 or "rank" not in r}
-            recipes.append(
-                {
-                    "op": "rollout",
-                    "model": {
-                        "weights": "variants:weights.",
-                        "config": config,
-                        "overrides": f"variants:facts/sizes/{variant}",
-                    },
-                    "inputs": {
-                        name: f"variants:{name}"
-                        for name in ("condition", "camera", "prompt_embeds")
-                    },
-                    "flow_shift": SHIFT,
-                    "seed": SEED,
-                    "chunks": CHUNKS,
-                    "ranks": ranks,
-                    "dtype": "float32",
-                    "outputs": of_rank,
-                }
-            )
-    return recipes
-
 
 @pytest.fixture(scope="module")
 def variant_set(tmp_path_factory) -> Path:
-    """A directory with one set: shared weights and inputs, two windows, names without a sense."""
-    root = tmp_path_factory.mktemp("golden")
-    (root / "arrays").mkdir()
-    generator = torch.Generator().manual_seed(9)
-    inputs = {
-        "condition": torch.randn(1, 20, 3 * CHUNKS, 4, 6, generator=generator),
-        "camera": torch.randn(1, 384, 3 * CHUNKS, 4, 6, generator=generator),
-        "prompt_embeds": torch.randn(1, 20, WIDE.text_dim, generator=generator),
-    }
-    inputs |= {f"weights.{name}": weight for name, weight in weights_of(WIDE).items()}
-    entries = {name: {"role": "input", "dtype": "float32"} for name in inputs}
-    arrays, outputs = dict(inputs), {}
-    for variant, sizes in VARIANTS.items():
-        made = oracle_rollout(inputs, sizes)
-        outputs[variant] = {f"{variant}{i}": result for i, result in enumerate(made)}
-        arrays |= {name: made[result] for name, result in outputs[variant].items()}
-    entries |= {
-        name: {"role": "output", "dtype": "float32", **TOLERANCE}
-        for name in arrays
-        if name not in inputs
-    }
-    manifest = {
-        "facts": {"sizes": VARIANTS},
-        "arrays": entries,
-        "recipes": variant_recipes(outputs),
-    }
-    save_file(arrays, root / "arrays" / "variants.safetensors")
-    (root / "arrays" / "variants.json").write_text(json.dumps(manifest))
-    return root
+    return write_oracle_set(tmp_path_factory.mktemp("golden"))
 
 
 def test_variants_bring_weights_and_windows(variant_set):
     """Up to rounding against float64: other heads, sinks, windows, and two ranks."""
     rows = rows_of(Archive(variant_set), "variants")
     assert [str(row) for row in rows if row.status == FAIL] == []
-    assert sum(row.status == PASS for row in rows) == 2 * (CHUNKS * 6 * 2 + 2)
+    assert sum(row.status == PASS for row in rows) == 2 * (CHUNKS * 6 * 2 + 2) + FORWARDS
     assert {row.name for row in rows if row.status == INPUT} >= {"condition", "camera"}
     # Pages in a row and scattered, on one rank and on each of two.
     assert {row.note for row in rows if row.status == PASS} == {"2 runs", "4 runs"}

@@ -37,26 +37,30 @@ class DenseOracle:
     def forward(
         self,
         latents: Tensor,
-        timestep: float,
+        timestep: float | tuple[float, ...],
         camera: Tensor,
         text: Tensor,
         *,
         start: int,
         commit: bool = False,
     ) -> Tensor:
-        """Flow of the chunk that begins at latent frame ``start``."""
+        """Flow of the chunk that begins at latent frame ``start``.
+
+        Args:
+            timestep: of all frames, or of each.
+        """
         x = self._patches(latents, "patch_embedding")
         frames, rows, columns, _ = x.shape
         cam = self._patches(camera, "patch_embedding_wancamctrl")
         hidden = F.silu(self._linear("c2ws_hidden_states_layer1", cam))
         cam = (cam + self._linear("c2ws_hidden_states_layer2", hidden)).flatten(0, 2)
-        e, modulation = self._time(timestep)
+        e, modulation = self._time(timestep, rows * columns)
         prompt = self._mlp("text_embedding", text.double())
         rotation = self._rotation(start, frames, rows, columns)
         x = x.flatten(0, 2)
         for layer in range(len(self.committed)):
             name = f"blocks.{layer}"
-            parts = (self.weights[f"{name}.modulation"][0] + modulation).unbind(0)
+            parts = (self.weights[f"{name}.modulation"] + modulation).unbind(1)
             shift, scale, gate = parts[:3]
             normed = self._norm(x) * (1 + scale) + shift
             x = x + gate * self._self(layer, normed, rotation, start=start, commit=commit)
@@ -70,7 +74,7 @@ class DenseOracle:
             x = x + self._cross(layer, self._norm(x) * affine[0] + affine[1], prompt)
             shift, scale, gate = parts[3:]
             x = x + gate * self._mlp(f"{name}.ffn", self._norm(x) * (1 + scale) + shift)
-        shift, scale = (self.weights["head.modulation"][0] + e).unbind(0)
+        shift, scale = (self.weights["head.modulation"] + e[:, None]).unbind(1)
         out = self._linear("head.head", self._norm(x) * (1 + scale) + shift)
         patches = out.reshape(frames, rows, columns, 2, 2, -1)
         return torch.einsum("frcabo->ofracb", patches).reshape(-1, frames, 2 * rows, 2 * columns)
@@ -91,13 +95,16 @@ class DenseOracle:
         centred = x - x.mean(-1, keepdim=True)
         return centred / (centred.square().mean(-1, keepdim=True) + self.eps).sqrt()
 
-    def _time(self, timestep: float) -> tuple[Tensor, Tensor]:
+    def _time(self, timestep: float | tuple[float, ...], tokens: int) -> tuple[Tensor, Tensor]:
+        """Rows of the head and of the blocks: one for all tokens, or one for each of them."""
         half = self.weights["time_embedding.0.weight"].shape[1] // 2
-        rounded = torch.tensor(timestep, dtype=torch.float32).double()
+        rounded = torch.tensor(timestep, dtype=torch.float32).double().reshape(-1, 1)
         angles = rounded * 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        sinusoid = torch.cat([angles.cos(), angles.sin()])
+        sinusoid = torch.cat([angles.cos(), angles.sin()], dim=1)
+        if len(sinusoid) > 1:
+            sinusoid = sinusoid.repeat_interleave(tokens, dim=0)
         e = self._linear("time_embedding.2", F.silu(self._linear("time_embedding.0", sinusoid)))
-        return e, self._linear("time_projection.1", F.silu(e)).reshape(6, self.dim)
+        return e, self._linear("time_projection.1", F.silu(e)).unflatten(1, (6, self.dim))
 
     def _rotation(self, start: int, frames: int, rows: int, columns: int) -> Tensor:
         head_dim = self.dim // self.heads
