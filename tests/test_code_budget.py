@@ -21,7 +21,10 @@ NPU_FILES = {
     "vllm_omni/platforms/npu.py",
     "vllm_omni/diffusion/attention/npu_fusion.py",
 }
-CATCH_SITES = {"vllm_omni/diffusion/worker/worker.py:_closing"}
+CATCH_SITES = {
+    "vllm_omni/diffusion/worker/worker.py:_closing",
+    "vllm_omni/diffusion/worker/process.py:_reporting",
+}
 """``path:function`` of the handlers that catch everything and do not raise again. There may be
 two: the one that ends a session and the one that ends a process."""
 

@@ -24,7 +24,7 @@ def configure_logging(
     formatter = logging.Formatter(prefix + _FORMAT, datefmt="%m-%d %H:%M:%S")
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if file is not None:
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        handlers.append(logging.FileHandler(file, encoding="utf-8", errors="backslashreplace"))
     package = logging.getLogger(_PACKAGE)
     for old in package.handlers:
         old.close()

@@ -1,9 +1,14 @@
 """A checkpoint is found on this machine."""
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
 from vllm_omni.config.checkpoint import find_checkpoint
+from vllm_omni.config.deploy_file import load_deploy_file
 from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
@@ -51,3 +56,59 @@ def test_a_file_is_not_a_checkpoint(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is not a directory"):
         find_checkpoint(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("~no_such_user/model", "'~no_such_user/model' cannot be read: Could not determine home"),
+        ("a" * 300, "cannot be read: File name too long"),
+        ("/dev/null/model", "is not a directory"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(model, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        find_checkpoint(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_that_is_not_utf8_is_refused(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)
+    with pytest.raises(ConfigError, match=r"caf.udce9'.*UTF-8; rename it") as caught:
+        find_checkpoint(os.fsdecode(folder))
+    str(caught.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda file: file.mkdir(), "Deploy config not found"),
+        (lambda file: file.symlink_to(file), "Deploy config not found"),
+        (lambda file: file.write_bytes(b"a: \xff"), "is not valid YAML"),
+    ],
+)
+def test_a_deploy_file_that_cannot_be_read_is_named(tmp_path, spoil, message):
+    file = tmp_path / "world.yaml"
+    spoil(file)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_deploy_file(file)
+    assert "world.yaml" in str(caught.value)
+
+
+def test_a_deploy_file_of_nobody_is_named():
+    with pytest.raises(ConfigError, match=r"'~no_such_user/world.yaml': Could not determine home"):
+        load_deploy_file("~no_such_user/world.yaml")
+
+
+def test_a_deploy_file_that_is_closed_to_us_is_named(tmp_path, monkeypatch):
+    """Root may read everything, so the system's answer is put in its place."""
+    file = tmp_path / "world.yaml"
+    file.write_text("stages: []")
+
+    def refuse(path, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ConfigError, match=r"deploy config '.*world.yaml': Permission denied"):
+        load_deploy_file(file)

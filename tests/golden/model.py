@@ -19,8 +19,9 @@ from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.models.checkpoint_files import read_json
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
-from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig, read_json
+from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
 from vllm_omni.diffusion.models.lingbot_world.load import load_transformer
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,

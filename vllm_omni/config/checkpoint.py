@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from vllm_omni.errors import ConfigError
+from vllm_omni.system_errors import reason
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
@@ -35,14 +36,31 @@ def find_checkpoint(model: str) -> Path:
         ConfigError: if ``model`` is blank or nothing of that name is on this machine.
     """
     require_model(model)
+    try:
+        return _found(model)
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows where ~ is.
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"model {model!r} cannot be read: {why}") from None
+
+
+def _found(model: str) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
+        _require_utf8(path)
         return path
     if model == _TOY_WORLD:
         return Path(__file__).resolve().parents[1] / "data" / _TOY_WORLD
     if path.exists() or _HUB_ID.fullmatch(model) is None:
         raise ConfigError(f"model {model!r} is not a directory (looked for at {path.absolute()})")
     return _from_hub_cache(model)
+
+
+def _require_utf8(path: Path) -> None:
+    """Refuse a name that the libraries which read the files cannot take."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"model {str(path)!r}: its path must be UTF-8; rename it") from None
 
 
 def _from_hub_cache(model: str) -> Path:

@@ -12,6 +12,7 @@ from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import ConfigError, ConfigNotFoundError
 from vllm_omni.other_keys import TOP_KEYS
 from vllm_omni.setting import PARALLEL, Setting, Text, names, no_effect_notes
+from vllm_omni.system_errors import sentence
 from vllm_omni.wording import one_of, shown
 
 PACKAGED_DIR = Path(__file__).resolve().parents[1] / "deploy"
@@ -76,8 +77,16 @@ def load_deploy_file(name: str | Path) -> DeployFile:
         ConfigNotFoundError: if there is no such file.
         ConfigError: if it is not YAML, names a key twice, or does not describe one stage 0.
     """
-    path = find_deploy_file(Path(name))
-    tree = _checked(_read_with_bases(path, ()), TOP, str(path))
+    try:
+        path = find_deploy_file(Path(name))
+        raw = _read_with_bases(path, ())
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"deploy config {sentence(error)}") from None
+    except RuntimeError as error:  # Nobody knows where ~ is.
+        raise ConfigError(f"deploy config {str(name)!r}: {error}") from None
+    tree = _checked(raw, TOP, str(path))
     return DeployFile(
         path,
         {key: tree[key] for key in _FOR_THE_STAGE if key in tree},

@@ -3,6 +3,7 @@
 All other settings are declared where the workers read them, in :mod:`vllm_omni.diffusion.data`.
 """
 
+import os
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from vllm_omni.diffusion.geometry import VideoGeometry, chunks_of
 from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import ConfigError, ConfigTypeError, InvalidRequestError
 from vllm_omni.setting import Positive, Text, names, setting
+from vllm_omni.system_errors import reason
 from vllm_omni.wording import refuse
 
 ENGINE_PATH = "vllm_omni.experimental.ar_diffusion.engine.ARDiffusionEngine"
@@ -264,7 +266,13 @@ def _linear_backend(stage: StageSettings, *, is_quantised: bool) -> str:
 def _action_root(root: str | None) -> str | None:
     if root is None:
         return None
-    directory = Path(root).expanduser()
-    if not directory.is_dir():
-        raise ConfigError(f"lingbot_action_root {root!r} is not a directory")
-    return str(directory)
+    try:
+        directory = Path(root).expanduser()
+        if not directory.is_dir():
+            raise ConfigError(f"lingbot_action_root {root!r} is not a directory")
+        with os.scandir(directory):
+            return str(directory)
+    except OSError as error:
+        raise ConfigError(f"lingbot_action_root {root!r}: {reason(error)}") from None
+    except RuntimeError as error:  # Nobody knows where ~ is.
+        raise ConfigError(f"lingbot_action_root {root!r}: {error}") from None

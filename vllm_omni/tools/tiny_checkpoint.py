@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from vllm_omni.errors import ConfigError
 from vllm_omni.tools import tiny_recipe
+from vllm_omni.tools.weight_file import write_weights
 
 TEMPLATE_DIR = Path(__file__).resolve().parents[1] / "data" / "tiny_checkpoint"
 
@@ -138,4 +137,4 @@ def _write_files(directory: Path) -> None:
             component.shapes(config), seed=component.seed, scale=component.scale
         )
         path = directory / component.directory / component.filename
-        save_file(weights, path, metadata={"format": "pt"})
+        write_weights(path, weights)

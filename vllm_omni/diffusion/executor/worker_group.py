@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -29,6 +30,7 @@ from vllm_omni.diffusion.worker.process import Command, Lost, Refused, Reply, St
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger, log_file
+from vllm_omni.system_errors import is_refusal, sentence
 
 logger = get_logger(__name__)
 
@@ -40,6 +42,9 @@ PRELOADED = (
     "vllm_omni.diffusion.worker.worker",
 )
 """What the fork server loads besides the code of the model."""
+_LONGEST_SOCKET_PATH = 107
+_SOCKET_NAME_BYTES = len("/pymp-12345678/listener-12345678")
+_SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _StartContext = ForkServerContext | SpawnContext
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OBITUARY_S = 0.5
@@ -81,7 +86,12 @@ class WorkerGroup:
         self._reasons: dict[int, str] = {}
         self._conversing, self._killing = threading.Lock(), threading.Lock()
         self._is_closed = False
-        self._workers = self._launch(worker_main)
+        try:
+            self._workers = self._launch(worker_main)
+        except (OSError, RuntimeError, MemoryError, EOFError) as error:
+            _end((), self.rendezvous)
+            self._pixels.close()
+            raise _launch_failure(error) from error
         # Before the interpreter would wait for its children, which ignore its signals.
         self._at_exit = weakref.finalize(self, _end, self._workers, self.rendezvous)
 
@@ -255,6 +265,17 @@ class WorkerGroup:
         return self._reasons.get(worker.rank)
 
 
+def _launch_failure(error: Exception) -> WorkerFailedError:
+    """Return the error of processes that the system did not let start."""
+    if isinstance(error, EOFError):
+        why = "the process that forks them ended, as it does where no process can be forked"
+    elif is_refusal(error):
+        why = sentence(error)
+    else:
+        why = f"{type(error).__name__}: {error}"
+    return WorkerFailedError(f"the worker processes could not be started: {why}")
+
+
 def _end(workers: tuple[_Worker, ...], rendezvous: str | None) -> None:
     for worker in workers:
         worker.process.kill()
@@ -279,7 +300,9 @@ def _last_words(pipe: Connection) -> Lost | Refused | None:
 def _signal_name(exit_code: int) -> str:
     if exit_code >= 0:
         return ""
-    return f" ({signal.Signals(-exit_code).name})"
+    name = signal.Signals(-exit_code).name
+    hint = ", as the system does where memory runs out" if name == "SIGKILL" else ""
+    return f" ({name}){hint}"
 
 
 def _start_context(config: OmniDiffusionConfig) -> _StartContext:
@@ -291,6 +314,21 @@ def _start_context(config: OmniDiffusionConfig) -> _StartContext:
     """
     if config.env or config.device == "npu":
         return multiprocessing.get_context("spawn")
+    _shorten_socket_names()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, *model_of(Path(config.model)).preload])
     return context
+
+
+def _shorten_socket_names() -> None:
+    """Let the fork server keep its sockets in a short folder where that of TMPDIR is too long."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) + _SOCKET_NAME_BYTES <= _LONGEST_SOCKET_PATH:
+        return
+    short = next((one for one in _SHORT_FOLDERS if os.access(one, os.W_OK | os.X_OK)), usual)
+    tempfile.tempdir = short
+    try:
+        # Made once, then used by all sockets of this process.
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = usual

@@ -1,6 +1,5 @@
 """Reads safetensors shards straight into parameters: no second copy of the model in memory."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +10,16 @@ from torch import nn
 
 from vllm_omni.diffusion.distributed.parallel_state import is_root
 from vllm_omni.diffusion.layers.weights import WeightTarget
+from vllm_omni.diffusion.models.checkpoint_files import (
+    DIFFUSERS,
+    reading,
+    weight_files,
+)
 from vllm_omni.errors import CheckpointError
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
 
-_SINGLE_FILE = "diffusion_pytorch_model.safetensors"
-_INDEX_FILE = "diffusion_pytorch_model.safetensors.index.json"
 _NAMES_SHOWN = 20
 
 
@@ -35,34 +37,6 @@ def materialize(module: nn.Module, device: torch.device) -> None:
     module.eval()
 
 
-def shard_files(directory: Path) -> tuple[Path, ...]:
-    """Weight files of a component: the ones its index names, else its single file.
-
-    Raises:
-        CheckpointError: if there are none, a named one is missing, or the index is unreadable.
-    """
-    index = directory / _INDEX_FILE
-    if index.is_file():
-        files = tuple(directory / name for name in _indexed_names(index))
-    else:
-        files = (directory / _SINGLE_FILE,)
-    missing = [f"{file.parent.name}/{file.name}" for file in files if not file.is_file()]
-    if missing:
-        raise CheckpointError(f"the checkpoint has no {', '.join(missing)}")
-    return files
-
-
-def _indexed_names(index: Path) -> list[str]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return sorted({str(name) for name in weight_map.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{index.parent.name}/{index.name} must hold weight_map, from tensors to files; it "
-            f"cannot be read ({type(error).__name__}: {error})"
-        ) from error
-
-
 def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
     """Fill every target from the shards of ``directory``.
 
@@ -72,12 +46,12 @@ def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
     Raises:
         CheckpointError: naming all missing, unexpected and mis-shaped tensors at once.
     """
-    files = shard_files(directory)
+    files = weight_files(directory, DIFFUSERS)
     _check_names(directory.name, files, targets)
     for number, file in enumerate(files, 1):
         if is_root():
             logger.info("loading %s: file %d of %d", directory.name, number, len(files))
-        with safe_open(file, framework="pt") as shard:
+        with reading(file), safe_open(file, framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
                 target = targets[name]
                 target.store(shard.get_slice(name)[target.local_slices()])
@@ -89,7 +63,7 @@ def _check_names(
     found: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:
-            with safe_open(file, framework="pt") as shard:
+            with reading(file), safe_open(file, framework="pt") as shard:
                 found.update(
                     (name, tuple(shard.get_slice(name).get_shape()))
                     for name in shard.keys()  # noqa: SIM118 (not a mapping)

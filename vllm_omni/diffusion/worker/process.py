@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from traceback import format_exception_only
 from typing import TYPE_CHECKING, assert_never
 
 from vllm_omni import envs
@@ -25,8 +28,9 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
 )
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
-from vllm_omni.errors import OmniError
+from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import configure_logging, get_logger
+from vllm_omni.system_errors import is_refusal, sentence
 
 if TYPE_CHECKING:
     from vllm_omni.diffusion.distributed.parallel_state import ParallelState
@@ -141,12 +145,6 @@ def main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
     """Run one rank; this is the entry point of the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    prepare_environment(task.config)
-    configure_logging(
-        level=task.log_level,
-        rank=task.rank if task.config.parallel.world_size > 1 else None,
-        file=task.log_file,
-    )
     try:
         _serve(task, _ExecutorPipe(pipe), pixels)
     finally:
@@ -165,21 +163,50 @@ def prepare_environment(config: OmniDiffusionConfig) -> None:
 
 
 def _serve(task: WorkerTask, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
-    import torch
-
-    from vllm_omni.diffusion.distributed.parallel_state import leave_world
-    from vllm_omni.diffusion.worker.worker import Worker
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // task.config.parallel.world_size))
-    try:
-        worker = Worker(task.config, local_rank=task.rank, parallel=_join(task))
-    except OmniError as error:
-        pipe.send(Refused(error))
-        return
+    with _reporting(task.rank, pipe):
+        prepare_environment(task.config)
+        configure_logging(
+            level=task.log_level,
+            rank=task.rank if task.config.parallel.world_size > 1 else None,
+            file=task.log_file,
+        )
+        worker = _load(task)
     pipe.send(Done(worker.capacity))
     commands = _Commands(worker, pipe, pixels)
     while not isinstance(command := pipe.receive(), Stop):
         pipe.send(commands.answer(command))
+    _end(worker)
+
+
+@contextmanager
+def _reporting(rank: int, pipe: _ExecutorPipe) -> Iterator[None]:
+    """Tell the executor why this rank does not start, whatever was raised, and end the process."""
+    try:
+        yield
+    except OmniError as error:
+        pipe.send(Refused(error))
+        raise SystemExit(0) from error
+    except Exception as error:
+        what = "; ".join("".join(format_exception_only(error)).splitlines())
+        if is_refusal(error):
+            what = sentence(error)
+        logger.debug("rank %d could not load the model", rank, exc_info=error)
+        pipe.send(Refused(WorkerFailedError(f"rank {rank} could not load the model: {what}")))
+        raise SystemExit(1) from error
+
+
+def _load(task: WorkerTask) -> Worker:
+    import torch
+
+    from vllm_omni.diffusion.worker.worker import Worker
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // task.config.parallel.world_size))
+    return Worker(task.config, local_rank=task.rank, parallel=_join(task))
+
+
+def _end(worker: Worker) -> None:
+    from vllm_omni.diffusion.distributed.parallel_state import leave_world
+
     worker.shutdown()
     leave_world()
 

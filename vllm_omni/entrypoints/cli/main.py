@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from vllm_omni import __version__
 from vllm_omni.entrypoints.cli.command_parser import CommandParser
 from vllm_omni.errors import OmniError
+from vllm_omni.system_errors import is_refusal, sentence
 
 OMNI_FLAG = "--omni"
 _PROG = "vllm-omni"
@@ -125,8 +126,13 @@ def _run_command(name: str, command: Command, arguments: Sequence[str]) -> int:
     try:
         return import_module(command.module).run(args)
     except OmniError as error:
-        print(f"{_PROG} {name}: error: {error}", file=sys.stderr)
-        return 1
+        text = str(error)
+    except (OSError, MemoryError, RuntimeError) as error:
+        if not is_refusal(error):
+            raise
+        text = sentence(error)
+    print(f"{_PROG} {name}: error: {text}", file=sys.stderr)
+    return 1
 
 
 def _refuse_unknown(name: str) -> int:

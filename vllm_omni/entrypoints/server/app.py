@@ -32,6 +32,7 @@ from vllm_omni.entrypoints.server.videos import videos_router
 from vllm_omni.entrypoints.server.web_page import web_page_routes
 from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger
+from vllm_omni.system_errors import is_refusal, sentence
 
 logger = get_logger(__name__)
 
@@ -150,6 +151,11 @@ class EngineServer(uvicorn.Server):
         except OmniError as error:
             logger.critical("%s", error)
             self._give_up()
+        except (OSError, MemoryError, RuntimeError) as error:
+            self._give_up()
+            if not is_refusal(error):
+                raise
+            logger.critical("the engine could not start: %s", sentence(error))
         except Exception:
             self._give_up()
             raise

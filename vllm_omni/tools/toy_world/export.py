@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from vllm_omni.tools.tiny_checkpoint import TEMPLATE_DIR
 from vllm_omni.tools.toy_world.prompts import write_text_parts
 from vllm_omni.tools.toy_world.vae_twin import VaeShape
 from vllm_omni.tools.toy_world.world_twin import WorldShape
+from vllm_omni.tools.weight_file import write_weights
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _CURVES = "training.json"
@@ -71,4 +72,4 @@ def _write_part(
     config = json.loads((TEMPLATE_DIR / part / "config.json").read_text()) | fields
     (directory / part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     stored = {name: weight.detach().to(dtype).contiguous() for name, weight in weights.items()}
-    save_file(stored, directory / part / _WEIGHTS, metadata={"format": "pt"})
+    write_weights(directory / part / _WEIGHTS, stored)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vllm_omni.diffusion.models.lingbot_world.text import TEXT_TOKENS, TextEncoder
 from vllm_omni.tools import tiny_recipe
 from vllm_omni.tools.tiny_checkpoint import TEMPLATE_DIR
+from vllm_omni.tools.weight_file import write_weights
 
 WORDS = (
     ("day", "noon", "morning", "sunny", "daylight", "bright", "sunshine"),
@@ -81,7 +81,7 @@ def write_text_parts(directory: Path) -> None:
         if name.endswith(("SelfAttention.o.weight", "wo.weight")):
             weight.mul_(_TURNED_DOWN)
     half = {name: weight.bfloat16() for name, weight in weights.items()}
-    save_file(half, target / "model.safetensors", metadata={"format": "pt"})
+    write_weights(target / "model.safetensors", half)
 
 
 def embed_prompts(

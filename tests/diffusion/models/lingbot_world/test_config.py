@@ -9,10 +9,10 @@ import pytest
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni.diffusion.data import DiffusionParallelConfig, KVCacheConfig
 from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.models.checkpoint_files import read_json
 from vllm_omni.diffusion.models.lingbot_world.config import (
     LingBotWorldConfig,
     read_flow_shift,
-    read_json,
 )
 from vllm_omni.diffusion.models.lingbot_world.load import read_checkpoint
 from vllm_omni.errors import CheckpointError, ConfigError, UnsupportedParallelismError

@@ -1,6 +1,5 @@
 """The transformer's and the scheduler's configuration, read from the checkpoint."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,13 @@ from typing import Any
 
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH, SPATIAL_FACTOR
+from vllm_omni.diffusion.models.checkpoint_files import (
+    DIFFUSERS,
+    TRANSFORMERS,
+    check_readable,
+    check_weights,
+    read_json,
+)
 from vllm_omni.errors import CheckpointError, InvalidRequestError
 from vllm_omni.experimental.ar_diffusion.kv_cache.window import WindowLayout
 from vllm_omni.inputs.bounds import PositiveInt
@@ -134,32 +140,16 @@ class LingBotWorldConfig:
         return cls(**sizes)
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """Read one JSON object of a checkpoint.
-
-    Raises:
-        CheckpointError: if the file is missing or holds no JSON object.
-    """
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"the checkpoint has no {path.parent.name}/{path.name}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path.parent.name}/{path.name} is not JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{path.parent.name}/{path.name} must hold a JSON object")
-    return raw
-
-
 class _TransformerHeads(Message):
     num_attention_heads: PositiveInt
 
 
 def check_checkpoint(directory: Path, parallel: DiffusionParallelConfig) -> None:
-    """Refuse degrees that cannot share the attention heads, before a worker starts.
+    """Refuse files that cannot be loaded, and degrees that cannot share the attention heads.
 
     Raises:
-        CheckpointError: if the transformer's configuration does not say how many there are.
+        CheckpointError: naming a file of any part that is missing, unreadable or cut short, or if
+            the transformer's configuration does not say how many heads there are.
         UnsupportedParallelismError: if they cannot be shared evenly.
     """
     path = directory / "transformer" / "config.json"
@@ -168,6 +158,12 @@ def check_checkpoint(directory: Path, parallel: DiffusionParallelConfig) -> None
     except InvalidRequestError as error:
         raise CheckpointError(f"{path}: {error}") from None
     parallel.check_heads(heads)
+    for part in ("transformer", "vae"):
+        check_weights(directory / part, DIFFUSERS)
+    check_weights(directory / "text_encoder", TRANSFORMERS)
+    for file in ("vae/config.json", "scheduler/scheduler_config.json", "text_encoder/config.json"):
+        read_json(directory / file)
+    check_readable(directory / "tokenizer")
 
 
 def read_flow_shift(raw: Mapping[str, object]) -> float:

@@ -24,12 +24,12 @@ from vllm_omni.diffusion.layers.linear import (
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
 from vllm_omni.diffusion.layers.rope import BroadcastRotary, FusedRotary, RotaryMethod, check_rotary
 from vllm_omni.diffusion.layers.weights import weight_targets
+from vllm_omni.diffusion.models.checkpoint_files import read_json
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.config import (
     PIPELINE_CLASS,
     LingBotWorldConfig,
     read_flow_shift,
-    read_json,
 )
 from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
     configured_post_attention,

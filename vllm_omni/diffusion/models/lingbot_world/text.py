@@ -1,11 +1,14 @@
 """Prompt to text condition: tokenizer, UMT5 encoder and a small cache."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, UMT5EncoderModel
 from transformers.utils import logging as transformers_logging
@@ -45,12 +48,14 @@ class TextEncoder:
             if not (model / folder).is_dir():
                 raise CheckpointError(f"the checkpoint has no {folder} folder")
         transformers_logging.disable_progress_bar()
-        tokenizer = AutoTokenizer.from_pretrained(model / "tokenizer", local_files_only=True)
+        with _loading("tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(model / "tokenizer", local_files_only=True)
         if is_root():
             logger.info("loading text_encoder")
-        loaded: Any = UMT5EncoderModel.from_pretrained(
-            model / "text_encoder", dtype=dtype, local_files_only=True, output_loading_info=True
-        )
+        with _loading("text_encoder"):
+            loaded: Any = UMT5EncoderModel.from_pretrained(
+                model / "text_encoder", dtype=dtype, local_files_only=True, output_loading_info=True
+            )
         encoder, info = loaded
         problems = {kind: names for kind, names in info.items() if names}
         if problems:
@@ -93,3 +98,20 @@ class TextEncoder:
         ids, mask = (part.to(self.encoder.device) for part in self.tokenize(prompt))
         hidden = self.encoder(ids, attention_mask=mask).last_hidden_state[0]
         return hidden * mask[0].unsqueeze(-1).to(hidden.dtype)
+
+
+@contextmanager
+def _loading(folder: str) -> Iterator[None]:
+    """Report what transformers says of a folder."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        detail = " ".join(str(error).split())
+        raise CheckpointError(
+            f"the {folder} folder of the checkpoint cannot be loaded: {type(error).__name__}: "
+            f"{detail:.500}"
+        ) from error
+    except Exception as error:
+        # The tokenizers know no class of errors of their own.
+        error.add_note(f"in the {folder} folder of the checkpoint")
+        raise
