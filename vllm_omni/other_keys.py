@@ -71,7 +71,6 @@ def no_effect(
 
 STAGE_KEYS = (
     refused("stage_id", int, "this pipeline has one stage, 0", [0]),
-    refused("num_replicas", int, _ONE_GROUP, [1]),
     refused("cache_backend", str, _REUSE, ["none", ""], flags="own"),
     refused("cache_config", dict[str, object], _REUSE, [{}], flags="own"),
     refused("vae_use_tiling", bool, "blending tiles changes the pixels", [False], flags="own"),
@@ -100,10 +99,9 @@ STAGE_KEYS = (
     refused("data_parallel_size_local", int, _ONE_GROUP, [1], flags="own"),
     refused("worker_backend", str, "workers are processes", ["multi_process", "mp"], flags="own"),
     refused("ray_address", str, "workers are processes of this machine", flags="own"),
-    refused("omni_dp_size_local", int, _ONE_GROUP, [1], flags="own"),
     no_effect("omni_lb_policy",
               Annotated[str, names(("random", "round-robin", "least-queue-length"))],
-              _ONE_GROUP, flags="own"),
+              "the replica with the most free places takes the next session", flags="own"),
     no_effect("omni_heartbeat_timeout", Seconds, "workers are watched through their pipes",
               flags="own"),
     no_effect("shm_threshold_bytes", int, "pixels always travel by shared memory", flags="own"),

@@ -220,8 +220,9 @@ def test_metrics_count_what_happened(bench: Bench):
     bench.open().rest()
     registry = bench.engine.metrics.registry
     labels = {"model_name": "m"}
-    assert registry.get_sample_value("vllm_omni:chunks_total", labels) == 3
-    assert registry.get_sample_value("vllm_omni:num_requests_running", labels) == 0
+    of_replica = labels | {"replica": "0"}
+    assert registry.get_sample_value("vllm_omni:chunks_total", of_replica) == 3
+    assert registry.get_sample_value("vllm_omni:num_requests_running", of_replica) == 0
     finished = {**labels, "finished_reason": "finished"}
     assert registry.get_sample_value("vllm_omni:requests_success_total", finished) == 1
 
@@ -230,7 +231,7 @@ def test_a_session_that_comes_while_the_loop_falls_asleep_wakes_it(monkeypatch):
     """The loop finds nobody in line; a session comes before it sleeps."""
     monkeypatch.setattr(scheduler, "IDLE_CHECK_S", 60.0)
     bench = Bench(start=False)
-    pick, coming, opened = bench.engine._places.pick, [], []
+    pick, coming, opened = bench.engine._roster.fleet[0].pick, [], []
 
     def pick_while_somebody_comes(now_s: float):
         if not coming:
@@ -240,7 +241,7 @@ def test_a_session_that_comes_while_the_loop_falls_asleep_wakes_it(monkeypatch):
             assert coming[0].is_alive(), "it waits for the decision"
         return pick(now_s)
 
-    bench.engine._places.pick = pick_while_somebody_comes
+    bench.engine._roster.fleet[0].pick = pick_while_somebody_comes
     bench.engine.start()
     wait_until(lambda: bool(opened))
     assert chunk_indices(opened[0].rest()) == [0, 1, 2]
@@ -296,7 +297,7 @@ def test_closing_while_a_group_is_relaunched_starts_no_other():
     supervisor = WorkerSupervisor(make, warm_up=None, sleep=sleep)
     engine = Engine(supervisor, EngineMetrics("m"), max_queued=4)
     engine.start()
-    loop = engine._thread
+    loop = engine._replicas[0]._thread
     assert loop is not None
     events: queue.SimpleQueue[SessionEvent] = queue.SimpleQueue()
     engine.open(make_request(), events.put)

@@ -265,7 +265,7 @@ class TestStart:
         bench = Bench(Hanging())
         reader = bench.open()
         assert bench.executors[0].hangs.wait(10)
-        loop = bench.engine._thread
+        loop = bench.engine._replicas[0]._thread
         assert loop is not None
         bench.engine.close(0.1)
         error = reader.rest()[-1].error
@@ -301,7 +301,7 @@ class TestStart:
 
         bench.executors[0].check_alive = drain_once
         bench.engine.start()
-        loop = bench.engine._thread
+        loop = bench.engine._replicas[0]._thread
         assert loop is not None
         for reader in readers:
             assert isinstance(reader.rest()[-1].error, SessionClosedError)

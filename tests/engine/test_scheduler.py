@@ -230,10 +230,10 @@ class TestEnds:
         session = begin_opening(scheduler)
         scheduler.drain()
         assert isinstance(waiting.end.error, SessionClosedError)
-        assert not scheduler.is_over
+        assert not scheduler.is_over()
         scheduler.task_done(session)
         assert isinstance(finish(scheduler, opening).error, SessionClosedError)
-        assert scheduler.is_over
+        assert scheduler.is_over()
         assert scheduler.next_task() is None
         with pytest.raises(SessionClosedError):
             Client(scheduler)
@@ -272,7 +272,7 @@ class TestEnds:
         scheduler.drain()
         scheduler.lose_group(WorkerFailedError("rank 0 died"))
         assert isinstance(client.end.error, SessionClosedError)
-        assert scheduler.is_over
+        assert scheduler.is_over()
 
     def test_an_ended_session_takes_no_calls(self):
         scheduler = make_scheduler()
@@ -300,7 +300,7 @@ def test_states_of_readiness():
     failure: OmniError = WorkerFailedError("no port")
     scheduler.fail(failure)
     assert scheduler.unready_reason == "no port"
-    assert scheduler.is_over
+    assert scheduler.is_over()
 
 
 def test_events_fold_into_the_chunk_and_resets_go_first():

@@ -28,7 +28,7 @@ def test_every_key_and_flag_has_a_row():
 
 
 def test_refusals_and_their_exceptions_are_shown():
-    assert "| `num_replicas` | int | `1` | one worker group" in config_docs.deploy_reference()
+    assert "| `data_parallel_size_local` | int | `1` | one" in config_docs.deploy_reference()
     cli = config_docs.cli_reference()
     assert "| only 1: one worker group on this machine serves |" in cli
     assert "| no effect: figures are at /metrics |" in cli

@@ -50,6 +50,35 @@ def device_names(platform: str, devices: str | None, env: Mapping[str, str]) -> 
     return ",".join(names)
 
 
+def devices_of_replicas(devices: str | None, *, ranks: int, replicas: int) -> list[str]:
+    """Share out devices among replicas, in the notation of ``devices``.
+
+    Args:
+        devices: those of all replicas; those of the first one, by numbers that follow each other,
+            after which the others' follow; or ``None`` for all from 0 on.
+        ranks: devices of one replica.
+        replicas: number of replicas at most.
+
+    Returns:
+        The devices of each replica, comma-separated.
+
+    Raises:
+        ConfigError: if the list is neither the devices of all nor those of one.
+    """
+    names = [str(index) for index in range(ranks)] if devices is None else devices.split(",")
+    if len(names) == ranks and all(name.isdecimal() for name in names):
+        first = int(names[0])
+        if names == [str(first + index) for index in range(ranks)]:
+            names = [str(first + index) for index in range(ranks * replicas)]
+    if len(names) != ranks * replicas:
+        raise ConfigError(
+            f"devices={devices!r} lists {len(names)} devices; {replicas} replicas of {ranks} ranks "
+            f"need {ranks * replicas} of them, or the {ranks} of the first replica by numbers that "
+            "follow each other"
+        )
+    return [",".join(names[start : start + ranks]) for start in range(0, len(names), ranks)]
+
+
 def visible_device_count(
     platform: str, devices: str | None, env: Mapping[str, str] = MappingProxyType({})
 ) -> int | None:
@@ -106,15 +135,24 @@ def refuse_missing_devices(devices: str) -> None:
     )
 
 
-def check_device_count(*, ranks: int, visible: int | None, devices: str | None) -> None:
+def check_device_count(
+    *, ranks: int, visible: int | None, devices: str | None, replicas: int = 1
+) -> None:
     """Refuse more ranks than devices.
+
+    Args:
+        ranks: of one replica.
+        replicas: number of replicas at most.
 
     Raises:
         ConfigError: naming both numbers.
     """
+    degrees = "tensor_parallel_size x ulysses_degree"
+    if replicas > 1:
+        ranks, degrees = ranks * replicas, f"{degrees} of each of {replicas} replicas"
     if visible is not None and visible < ranks:
         source = f"devices={devices!r}" if devices is not None else "this process"
         raise ConfigError(
-            f"{ranks} ranks (tensor_parallel_size x ulysses_degree) need {ranks} devices, but "
+            f"{ranks} ranks ({degrees}) need {ranks} devices, but "
             f"{source} shows {visible}; list more under devices or lower a degree"
         )

@@ -9,6 +9,7 @@ from vllm_omni.diffusion.data import (
     DiffusionParallelConfig,
     KVCacheConfig,
     OmniDiffusionConfig,
+    ReplicaConfig,
     SamplingDefaults,
 )
 from vllm_omni.errors import ConfigError
@@ -16,7 +17,8 @@ from vllm_omni.other_keys import MODEL_KEYS, PARALLEL_KEYS, STAGE_KEYS
 from vllm_omni.setting import PARALLEL, Setting, Status, settings_of
 
 OWNERS = (
-    StageSettings, DiffusionParallelConfig, OmniDiffusionConfig, KVCacheConfig, SamplingDefaults,
+    StageSettings, DiffusionParallelConfig, OmniDiffusionConfig, ReplicaConfig, KVCacheConfig,
+    SamplingDefaults,
 )  # fmt: skip
 """Classes whose fields are settings of a stage."""
 KEYS: dict[str, Setting] = {

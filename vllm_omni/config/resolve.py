@@ -16,6 +16,7 @@ from vllm_omni.config.deploy_file import DeployFile, load_deploy_file
 from vllm_omni.config.devices import (
     check_device_count,
     device_names,
+    devices_of_replicas,
     refuse_missing_devices,
     visible_device_count,
 )
@@ -26,6 +27,7 @@ from vllm_omni.diffusion.data import (
     DiffusionParallelConfig,
     KVCacheConfig,
     OmniDiffusionConfig,
+    ReplicaConfig,
     SamplingDefaults,
 )
 from vllm_omni.diffusion.registry import ModelEntry, model_of
@@ -140,18 +142,25 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
     directory = find_checkpoint(model)
     entry = model_of(directory)
     parallel = construct(DiffusionParallelConfig, values)
+    replicas = construct(ReplicaConfig, values)
     npu_quant = values.get("model_config.lingbot_npu_quant")
-    stage = decide(said, host=host, ranks=parallel.world_size, is_quantised=npu_quant is not None)
+    stage = decide(
+        said,
+        host=host,
+        ranks=parallel.world_size,
+        replicas=replicas.most,
+        is_quantised=npu_quant is not None,
+    )
     config = construct(
         OmniDiffusionConfig,
         values,
         model=str(directory),
         parallel=parallel,
         kv_cache=construct(KVCacheConfig, values),
+        replicas=replicas,
         **decided_fields(stage),
     )
-    names = device_names(config.device, config.devices, config.env)
-    config = replace(config, devices=names)
+    config = _with_device_names(config)
     sampling = construct(SamplingDefaults, values)
     check_sampling(sampling, config)
     _check_devices(config, host)
@@ -163,7 +172,9 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
         streaming_output=stage.streaming_output,
         step_execution=stage.step_execution,
         engine_backend=str(stage.engine_backend),
-        origins=tuple(_effective((stage, parallel, config, config.kv_cache, sampling), merged)),
+        origins=tuple(
+            _effective((stage, parallel, config, replicas, config.kv_cache, sampling), merged)
+        ),
         no_effect=(
             *(() if file is None else file.no_effect),
             *no_effect_notes(values, KEYS),
@@ -173,13 +184,35 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
     )
 
 
+def _with_device_names(config: OmniDiffusionConfig) -> OmniDiffusionConfig:
+    """The configuration with devices as the device library knows them, those of each replica."""
+    if config.replicas.most == 1 or config.device == "cpu":
+        return replace(config, devices=device_names(config.device, config.devices, config.env))
+    shares = [
+        device_names(config.device, share, config.env) or ""
+        for share in devices_of_replicas(
+            config.devices, ranks=config.parallel.world_size, replicas=config.replicas.most
+        )
+    ]
+    return replace(
+        config,
+        devices=",".join(shares),
+        replicas=replace(config.replicas, devices=tuple(shares)),
+    )
+
+
 def _check_devices(config: OmniDiffusionConfig, host: Host) -> None:
     if config.device == "cpu":
         return
     visible = host.visible_devices
     if visible is None:
         visible = visible_device_count(config.device, config.devices, config.env)
-    check_device_count(ranks=config.parallel.world_size, visible=visible, devices=config.devices)
+    check_device_count(
+        ranks=config.parallel.world_size,
+        visible=visible,
+        devices=config.devices,
+        replicas=config.replicas.most,
+    )
 
 
 def _effective(owners: Iterable[object], merged: Merged) -> Iterator[EffectiveValue]:

@@ -66,7 +66,7 @@ class StageSettings:
         "kind of floats", "--dtype", unsaid="auto: bfloat16, float32 on CPU")] = "auto"
     distributed_executor_backend: Annotated[Literal["mp", "uni", "inline"] | None, setting(
         "mp: worker processes; uni or inline: in this process, one rank",
-        unsaid="mp for a server or several ranks")] = None
+        unsaid="mp for a server, several ranks or several replicas")] = None
     engine_backend: Annotated[object, setting(
         "`default` or the import path of ARDiffusionEngine")] = "default"
     step_execution: Annotated[bool, setting("control between chunks", "--step-execution")] = False
@@ -146,18 +146,21 @@ def _import_path(path: str) -> object:
     return found[name]
 
 
-def decide(stage: StageSettings, *, host: Host, ranks: int, is_quantised: bool) -> StageSettings:
+def decide(
+    stage: StageSettings, *, host: Host, ranks: int, replicas: int, is_quantised: bool
+) -> StageSettings:
     """The stage with every choice made.
 
     Args:
         ranks: size of the world.
+        replicas: number of worker groups at most.
         is_quantised: whether the model section quantises the linears by itself.
 
     Raises:
         ConfigError: what the settings allow one by one but not together.
     """
     device = stage.device or host.platform
-    fitting = "mp" if ranks > 1 else host.executor
+    fitting = "mp" if ranks * replicas > 1 else host.executor
     dtype = stage.dtype
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"

@@ -5,7 +5,7 @@ Each field that a user can set is declared here or, where resolution itself acts
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
@@ -164,6 +164,44 @@ class KVCacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """How many worker groups serve behind one line.
+
+    Attributes:
+        devices: those of each replica, comma-separated; empty where all use the stage's own.
+    """
+
+    # fmt: off
+    num_replicas: Annotated[Positive, setting(
+        "worker groups that serve from the start on, each with devices of its own",
+        "--omni-dp-size-local", aliases="omni_dp_size_local")] = 1
+    max_replicas: Annotated[Positive | None, setting(
+        "worker groups at most: another one starts while sessions wait or fewer places than "
+        "elastic.spare are free", "--max-replicas", unsaid="num_replicas")] = None
+    spare: Annotated[NotNegative, setting(
+        "free places that are kept for those who will come", "--elastic-spare",
+        key="elastic.")] = 0
+    idle_s: Annotated[Seconds, setting(
+        "seconds without sessions after which a worker group beyond num_replicas ends",
+        "--elastic-idle-s", key="elastic.")] = 600.0
+    # fmt: on
+    devices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.most < self.num_replicas:
+            raise ConfigError(
+                f"max_replicas is {self.max_replicas}, but num_replicas is {self.num_replicas}; "
+                "raise max_replicas or leave it out"
+            )
+
+    @property
+    def most(self) -> int:
+        """Worker groups at most."""
+        return self.num_replicas if self.max_replicas is None else self.max_replicas
+
+
+@dataclass(frozen=True, slots=True)
 class OmniDiffusionConfig:
     """Everything a worker group needs to know, with no default left to resolve.
 
@@ -186,6 +224,7 @@ class OmniDiffusionConfig:
     dtype: str = "bfloat16"
     parallel: DiffusionParallelConfig = field(default_factory=DiffusionParallelConfig)
     kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
+    replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
     geometry: VideoGeometry | None = None
     enforce_eager: bool = True
     executor: str = "inline"
@@ -244,6 +283,11 @@ class OmniDiffusionConfig:
                 f"one process cannot hold {self.parallel.world_size} ranks; set "
                 "distributed_executor_backend to mp"
             )
+        if self.executor == "inline" and self.replicas.most > 1:
+            raise ConfigError(
+                f"one process cannot hold {self.replicas.most} worker groups (num_replicas, "
+                "max_replicas); set distributed_executor_backend to mp"
+            )
         if self.geometry is not None:
             self.parallel.check_geometry(self.geometry)
 
@@ -251,6 +295,11 @@ class OmniDiffusionConfig:
     def prepared_geometry(self) -> VideoGeometry:
         """The size that memory is planned and blocks are compiled for."""
         return self.geometry or DEFAULT_GEOMETRY
+
+    def of_replica(self, number: int) -> "OmniDiffusionConfig":
+        """The configuration of one worker group, with devices of its own."""
+        devices = self.replicas.devices
+        return replace(self, devices=devices[number]) if devices else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,141 +1,144 @@
-"""The engine: sessions, and the thread that has the workers do what is next for them."""
+"""The engine: sessions, and the replicas that do what is next for them."""
 
 from __future__ import annotations
 
 import threading
+import time
 
-from vllm_omni.diffusion.messages import GroupCapacity
+from vllm_omni.engine.growth import Growth
 from vllm_omni.engine.metrics import EngineMetrics
+from vllm_omni.engine.replica import Replica
 from vllm_omni.engine.scheduler import Scheduler
-from vllm_omni.engine.session import (
-    ChunkTask,
-    EndReason,
-    EndTask,
-    OpenTask,
-    RestartTask,
-)
 from vllm_omni.engine.supervisor import WorkerSupervisor
-from vllm_omni.errors import InternalError, OmniError, WorkerFailedError
+from vllm_omni.errors import InvalidRequestError, OmniError
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
 
-_BUG = "the engine stopped by a bug of its own; see its log"
+_LOOK_S = 0.2
+"""Between two looks at the number of replicas."""
 
 
 class Engine(Scheduler):
-    """A scheduler with the workers of one group.
+    """A scheduler with its replicas: one worker group each, and the thread that commands it.
 
-    Clients call the methods of :class:`Scheduler`; the engine's own thread carries out its tasks,
-    one at a time. Only :meth:`start` and :meth:`close` wait for workers.
+    Clients call the methods of :class:`Scheduler`. Only :meth:`start` and :meth:`close` wait for
+    workers.
+
+    Args:
+        supervisor: of the first replica.
+        growth: how there are more replicas; ``None`` for one for ever.
     """
 
     def __init__(
-        self, supervisor: WorkerSupervisor, metrics: EngineMetrics, *, max_queued: int
+        self,
+        supervisor: WorkerSupervisor,
+        metrics: EngineMetrics,
+        *,
+        max_queued: int,
+        growth: Growth | None = None,
     ) -> None:
         super().__init__(metrics, max_queued=max_queued)
-        self._supervisor = supervisor
-        self._thread: threading.Thread | None = None
+        self._growth = growth
+        self._replicas = {0: Replica(0, supervisor, self)}
+        self._drained: set[int] = set()
+        self._keeper: threading.Thread | None = None
 
-    def start(self) -> GroupCapacity:
-        """Start and warm up the workers, then the engine's thread. Returns when sessions can run.
+    def start(self) -> None:
+        """Start and warm up the workers of all replicas. Returns when sessions can run.
 
         Raises:
-            OmniError: if the workers do not come up; every session in line has got the same error.
+            OmniError: if no replica comes up; every session in line has got the same error.
         """
+        growth = self._growth
+        if growth is None:
+            self._replicas[0].start()
+            return
+        for number in range(1, growth.least):
+            self._add(number, growth)
         try:
-            capacity = self._supervisor.start()
+            self._replicas[0].start()
         except OmniError as error:
-            if not self.draining:
-                self.fail(error)
-            raise
-        except BaseException:
-            self.fail(InternalError(_BUG))
-            raise
-        self.adopt(capacity)
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
-        self._thread.start()
-        return capacity
+            if self.failure is not None or self.draining:
+                raise
+            logger.critical("replica 0 did not start: %s", error)
+            self._wait_for_another()
+        self._keeper = threading.Thread(
+            target=self._keep_replicas, args=(growth,), name="replicas", daemon=True
+        )
+        self._keeper.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Drain, wait for the running chunk, end the workers; a second call does nothing.
+        """Drain, wait for the running chunks, end the workers; a second call does nothing.
 
         Args:
-            timeout_s: how long to wait for the chunk before the workers are ended under it.
+            timeout_s: how long to wait for the chunks before the workers are ended under them.
         """
         self.drain()
-        if not self.has_group:
-            self._supervisor.shutdown()  # No chunk runs: what is being started is not needed.
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            self._thread = None
-        self._supervisor.shutdown()
+        if self._keeper is not None:
+            self._keeper.join()
+            self._keeper = None
+        enders = [
+            threading.Thread(target=replica.shut_down, args=(timeout_s,), name="replica end")
+            for replica in self._replicas.values()
+        ]
+        for ender in enders:
+            ender.start()
+        for ender in enders:
+            ender.join()
 
-    def _loop(self) -> None:
-        try:
-            while not self.is_over:
-                try:
-                    self._step()
-                except WorkerFailedError as error:
-                    self._recover(error)
-        except BaseException:
-            self.fail(InternalError(_BUG))
-            raise
-
-    def _step(self) -> None:
-        """Have the workers carry out the next task, if there is one.
+    def drain_replica(self, number: int) -> None:
+        """Give a replica no new session; it ends for good with the last that it has.
 
         Raises:
-            WorkerFailedError: if the worker group is lost.
+            InvalidRequestError: if there is no such replica, or no other one that serves.
         """
-        executor = self._supervisor.executor
-        executor.check_alive()
-        task = self.next_task()
-        if task is None:
-            return
-        if isinstance(task, EndTask):
-            self._end_on_workers(task)
-            return
-        try:
-            match task:
-                case OpenTask(session):
-                    executor.open_session(session.session_id, session.request)
-                case ChunkTask(plan=plan):
-                    timings = executor.run_chunk(plan, lambda made: self.chunk_made(task, made))
-                    self.metrics.chunk_timed(timings)
-                case RestartTask(session, request):
-                    executor.close_session(session.session_id)
-                    executor.open_session(session.session_id, request)
-                    self.restarted(task)
-        except WorkerFailedError:
-            raise
-        except OmniError as error:
-            self.task_done(task.session, error)
-        else:
-            self.task_done(task.session)
+        if self._growth is None:
+            raise InvalidRequestError("there is one replica; end the server instead")
+        self._drained.add(number)
+        self.retire_replica(number)
+        logger.info("replica %d: draining", number)
 
-    def _end_on_workers(self, task: EndTask) -> None:
-        """Close a session on the workers, then tell its client, also if the workers are lost."""
-        executor, peak_bytes = self._supervisor.executor, 0
-        try:
-            executor.close_session(task.session.session_id)
-            if task.reason is EndReason.FINISHED:
-                peak_bytes = executor.peak_bytes()
-        finally:
-            self.tell_end(task.session, task.reason, task.error, peak_bytes=peak_bytes)
+    def _add(self, number: int, growth: Growth) -> None:
+        self.add_replica(number)
+        replica = Replica(number, growth.make_supervisor(number), self)
+        self._replicas[number] = replica
+        replica.start_beside()
 
-    def _recover(self, error: WorkerFailedError) -> None:
-        """End the sessions that held a place and relaunch the workers; without success, fail."""
-        logger.error("worker group lost: %s", error)
-        self.lose_group(error)
-        if self.draining:
-            return
-        self.metrics.worker_restarts.inc()
-        try:
-            capacity = self._supervisor.relaunch()
-        except OmniError as final:
-            if not self.draining:
-                logger.critical("%s", final)
-                self.fail(final)
-            return
-        self.adopt(capacity)
+    def _wait_for_another(self) -> None:
+        """Wait until a replica serves.
+
+        Raises:
+            OmniError: if none comes up.
+        """
+        while self.unready_reason is not None and not self.draining:
+            if self.failure is not None:
+                raise self.failure
+            time.sleep(_LOOK_S)
+
+    def _keep_replicas(self, growth: Growth) -> None:
+        """Remove replicas that have ended; start and retire others as sessions come and go."""
+        while not self.draining and self.failure is None:
+            self._remove_ended()
+            demand, unused = self.demand(), self._unused_number(growth)
+            if unused is not None and growth.needs_one_more(demand):
+                logger.info("%d wait: starting replica %d", demand.waiting, unused)
+                self._add(unused, growth)
+            elif (number := growth.needs_one_less(demand)) is not None:
+                logger.info("replica %d: idle, ends", number)
+                self.retire_replica(number)
+            time.sleep(_LOOK_S)
+
+    def _unused_number(self, growth: Growth) -> int | None:
+        """The lowest number, and with it the devices, that no replica uses; drained ones rest."""
+        used = self._replicas.keys() | self._drained
+        return next((number for number in range(growth.most) if number not in used), None)
+
+    def _remove_ended(self) -> None:
+        for status in self.replicas():
+            replica = self._replicas[status.number]
+            if status.state == "draining" and not replica.is_running:
+                replica.shut_down(0.0)
+                del self._replicas[status.number]
+                self.remove_replica(status.number)
+                logger.info("replica %d: ended", status.number)

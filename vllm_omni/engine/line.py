@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from vllm_omni.engine.places import Places
+from vllm_omni.engine.fleet import Fleet
 from vllm_omni.engine.session import EngineSession, Waiting
 from vllm_omni.errors import ServerFullError
 
@@ -12,12 +12,12 @@ class Line:
     """Sessions without a place, first come, first served. Used by the scheduler alone.
 
     Args:
-        places: what they wait for.
+        fleet: the places that they wait for.
         max_queued: how many of them may have to wait.
     """
 
-    def __init__(self, places: Places, *, max_queued: int) -> None:
-        self._places = places
+    def __init__(self, fleet: Fleet, *, max_queued: int) -> None:
+        self._fleet = fleet
         self._max_queued = max_queued
         self._sessions: OrderedDict[str, EngineSession] = OrderedDict()
 
@@ -31,7 +31,7 @@ class Line:
     @property
     def num_placeable(self) -> int:
         """The number of sessions at the head of the line that can get a place now."""
-        return self._places.num_placeable(self)
+        return self._fleet.num_placeable(self)
 
     def find(self, session_id: str) -> EngineSession | None:
         """Return the session of this id if it stands in line."""
@@ -44,7 +44,7 @@ class Line:
             ServerFullError: if nobody more may wait and no place is left.
         """
         num_waiting = len(self) - self.num_placeable
-        if num_waiting >= self._max_queued and (num_waiting or self._places.num_free <= len(self)):
+        if num_waiting >= self._max_queued and (num_waiting or self._fleet.num_free <= len(self)):
             raise self._is_full(num_waiting)
 
     def join(self, session: EngineSession) -> None:
@@ -64,10 +64,6 @@ class Line:
         self._sessions[session.session_id] = session
         self._sessions.move_to_end(session.session_id, last=False)
 
-    def take_head(self) -> EngineSession:
-        """Remove the session at the head of the line and return it; there must be one."""
-        return self._sessions.popitem(last=False)[1]
-
     def leave(self, session: EngineSession) -> bool:
         """Remove a session from the line and return whether it stood there."""
         return self._sessions.pop(session.session_id, None) is not None
@@ -79,6 +75,6 @@ class Line:
 
     def _is_full(self, num_waiting: int) -> ServerFullError:
         return ServerFullError(
-            f"{len(self._places)} of {self._places.max_sessions} sessions run and {num_waiting} of "
-            f"{self._max_queued} wait; try again later (max_num_seqs, max_queued)"
+            f"{self._fleet.num_sessions} of {self._fleet.max_sessions} sessions run and "
+            f"{num_waiting} of {self._max_queued} wait; try again later (max_num_seqs, max_queued)"
         )

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -13,8 +14,11 @@ from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
 
+Metric = TypeVar("Metric", Gauge, Counter, Histogram)
+
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _FINE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+_PREFIX = "vllm_omni:"
 _PROBES = 4
 _STAGE = "0"
 _MIB = 2**20
@@ -37,15 +41,17 @@ class EngineMetrics:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._model = model_name
-        self.running = self._gauge("num_requests_running", "Sessions that hold a place")
-        self.waiting = self._gauge("num_requests_waiting", "Sessions in line")
-        self.max_sessions = self._gauge("max_sessions", "Sessions that hold a place at most")
-        self.kv_bytes = self._gauge("kv_pool_bytes", "Bytes of the KV pool on one rank")
-        self.quarantined = self._gauge(
-            "quarantined_failures",
-            "Failures whose memory is kept until the worker process ends",
-        )
-        self.kv_used_bytes = self._gauge("kv_used_bytes", "KV bytes held by sessions on one rank")
+        self._waiting = self._gauge("num_requests_waiting", "Sessions in line")
+        self._gauges = {
+            name: self._by_replica(Gauge, name, text)
+            for name, text in {
+                "num_requests_running": "Sessions that hold a place",
+                "max_sessions": "Sessions that hold a place at most",
+                "kv_pool_bytes": "Bytes of the KV pool on one rank",
+                "kv_used_bytes": "KV bytes held by sessions on one rank",
+                "quarantined_failures": "Failures whose memory is kept until the process ends",
+            }.items()
+        }
         self.event_loop_lag_s = self._histogram(
             "event_loop_lag_s", "Lateness of a timer in the API process", _FINE_SECONDS
         )
@@ -64,7 +70,7 @@ class EngineMetrics:
             "e2e_request_latency_s", "Arrival of a session to its end", _SECONDS
         )
         self._of_chunk = {
-            name: self._histogram(name, text, _FINE_SECONDS)
+            name: self._by_replica(Histogram, name, text, buckets=_FINE_SECONDS)
             for name, text in {
                 "diffusion_exec_s": "A chunk on the root rank, its commit until it is queued",
                 "diffusion_preprocess_s": "Condition and camera of a chunk",
@@ -73,14 +79,18 @@ class EngineMetrics:
                 "vae_decode_s": "Decode of a chunk",
             }.items()
         }
-        self.chunks = self._counter("chunks", "Chunks made")
-        self.deadline_misses = self._counter(
-            "deadline_misses", "Chunks of live sessions that playback had to wait for"
-        )
-        self.worker_restarts = self._counter("worker_restarts", "Restarts of the worker group")
-        self._peak_mb = self._gauge_by(
-            "stage", "peak_memory_mb", "Peak memory of the rank that used most, in MiB"
-        )
+        self._counters = {
+            name: self._by_replica(Counter, name, text)
+            for name, text in {
+                "chunks": "Chunks made",
+                "deadline_misses": "Chunks of live sessions that playback had to wait for",
+                "worker_restarts": "Restarts of the worker group",
+            }.items()
+        }
+        self._peak_mb = Gauge(
+            f"{_PREFIX}peak_memory_mb", "Peak memory of the rank that used most, in MiB",
+            ["model_name", "replica", "stage"], registry=self.registry,
+        )  # fmt: skip
         self._kernel = self._gauge_by("kernel", "attention_kernel", "1 for the kernel in use")
         self._success = self._counter_by(
             "finished_reason", "requests_success", "Sessions that ended well",
@@ -93,20 +103,41 @@ class EngineMetrics:
         self._refused = self._counter_by(
             "reason", "requests_refused", "Requests that did not become sessions", REFUSALS
         )
+        self.replica_added(0)
 
-    def group_ready(self, group: GroupCapacity) -> None:
+    def replica_added(self, replica: int) -> None:
+        """Show a replica with zeros: a rate needs one to start from."""
+        for metric in (*self._gauges.values(), *self._counters.values(), *self._of_chunk.values()):
+            metric.labels(self._model, replica)
+
+    def replica_removed(self, replica: int) -> None:
+        """Leave a replica out of what is measured now; what was counted stays."""
+        for gauge in self._gauges.values():
+            gauge.remove(self._model, replica)
+
+    def group_ready(self, replica: int, group: GroupCapacity) -> None:
         """Show the capacity of a new worker group."""
-        self.max_sessions.set(group.sessions)
-        self.kv_bytes.set(group.num_pages * group.page_bytes)
-        self.quarantined.set(group.quarantined)
+        self._show(replica, "max_sessions", group.sessions)
+        self._show(replica, "kv_pool_bytes", group.num_pages * group.page_bytes)
+        self._show(replica, "quarantined_failures", group.quarantined)
         self._kernel.clear()
         self._kernel.labels(self._model, group.attention_kernel).set(1)
 
-    def line_changed(self, *, placed: int, waiting: int, held_bytes: int) -> None:
-        """Show how many sessions have places and wait, and the KV bytes that they hold."""
-        self.running.set(placed)
-        self.waiting.set(waiting)
-        self.kv_used_bytes.set(held_bytes)
+    def group_lost(self, replica: int, *, for_good: bool = False) -> None:
+        """Count a worker group that was lost; one that is lost for good has no places left."""
+        if for_good:
+            self._show(replica, "max_sessions", 0)
+        else:
+            self._count(replica, "worker_restarts")
+
+    def line_changed(self, waiting: int) -> None:
+        """Show how many sessions wait."""
+        self._waiting.set(waiting)
+
+    def places_changed(self, replica: int, *, placed: int, held_bytes: int) -> None:
+        """Show how many sessions hold places on a replica, and their KV bytes on one rank."""
+        self._show(replica, "num_requests_running", placed)
+        self._show(replica, "kv_used_bytes", held_bytes)
 
     def opened(self, session: EngineSession, now_s: float) -> None:
         """Log a session that got its place on the workers, and count how long it waited."""
@@ -124,14 +155,14 @@ class EngineMetrics:
 
         What the client delayed by not reading is no delay of the server's.
         """
-        self.chunks.inc()
+        self._count(session.replica, "chunks")
         if session.chunks_made == 0:
             self.ttfc_s.observe(ready_s - session.began_s)
         elif session.options.live:
             if session.resumed_s <= session.last_chunk_s:
                 self.chunk_interval_s.observe(ready_s - session.last_chunk_s)
             if session.keeps_waiting(ready_s):
-                self.deadline_misses.inc()
+                self._count(session.replica, "deadline_misses")
 
     def stopped(self, cause: StopCause) -> None:
         """Count a session that is stopped before its end."""
@@ -151,7 +182,8 @@ class EngineMetrics:
         lasted_s = time.monotonic() - session.arrived_s
         self.e2e_latency_s.observe(lasted_s)
         if peak_bytes:
-            self._peak_mb.labels(self._model, _STAGE).set(peak_bytes / _MIB)
+            peak_mb = self._peak_mb.labels(self._model, session.replica, _STAGE)
+            peak_mb.set(peak_bytes / _MIB)
         if session.stop_cause is None:
             self._count_end(error)
         is_bad = error is not None or session.stop_cause in _OUR_FAULTS
@@ -177,8 +209,8 @@ class EngineMetrics:
         """Count a request that did not become a session, for one of :data:`REFUSALS`."""
         self._refused.labels(self._model, reason).inc()
 
-    def chunk_timed(self, timings: ChunkTimings) -> None:
-        """Take the durations of a chunk's parts."""
+    def chunk_timed(self, replica: int, timings: ChunkTimings) -> None:
+        """Take the durations of the parts of a chunk that a replica has made."""
         preprocess_ms = timings.condition_ms + timings.camera_ms
         forward_ms = timings.probes_ms + timings.commit_ms
         for name, value_ms in {
@@ -188,30 +220,38 @@ class EngineMetrics:
             "denoise_step_latency_s": timings.probes_ms / _PROBES,
             "vae_decode_s": timings.decode_ms,
         }.items():
-            self._of_chunk[name].observe(value_ms / 1000.0)
+            self._of_chunk[name].labels(self._model, replica).observe(value_ms / 1000.0)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(f"vllm_omni:{name}", text, ["model_name"], registry=self.registry)
+        gauge = Gauge(f"{_PREFIX}{name}", text, ["model_name"], registry=self.registry)
         return gauge.labels(self._model)
 
     def _gauge_by(self, label: str, name: str, text: str) -> Gauge:
         labels = ["model_name", label]
-        return Gauge(f"vllm_omni:{name}", text, labels, registry=self.registry)
+        return Gauge(f"{_PREFIX}{name}", text, labels, registry=self.registry)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"vllm_omni:{name}", text, ["model_name"], registry=self.registry)
-        return counter.labels(self._model)
+    def _show(self, replica: int, name: str, value: int) -> None:
+        self._gauges[name].labels(self._model, replica).set(value)
+
+    def _count(self, replica: int, name: str) -> None:
+        self._counters[name].labels(self._model, replica).inc()
+
+    def _by_replica(
+        self, kind: Callable[..., Metric], name: str, text: str, **options: object
+    ) -> Metric:
+        labels = ["model_name", "replica"]
+        return kind(f"{_PREFIX}{name}", text, labels, registry=self.registry, **options)
 
     def _counter_by(self, label: str, name: str, text: str, values: Iterable[str]) -> Counter:
         """A counter by one more label. All values are there from the start: a rate needs a zero."""
         labels = ["model_name", label]
-        counter = Counter(f"vllm_omni:{name}", text, labels, registry=self.registry)
+        counter = Counter(f"{_PREFIX}{name}", text, labels, registry=self.registry)
         for value in values:
             counter.labels(self._model, value)
         return counter
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(
-            f"vllm_omni:{name}", text, ["model_name"], registry=self.registry, buckets=buckets
+            f"{_PREFIX}{name}", text, ["model_name"], registry=self.registry, buckets=buckets
         )
         return histogram.labels(self._model)

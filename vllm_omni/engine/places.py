@@ -1,24 +1,73 @@
 """The places that a worker group has for sessions, in numbers and in pages of its KV pool."""
 
+import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import GroupCapacity, SessionRequest
 from vllm_omni.engine.session import EngineSession
-from vllm_omni.errors import OutOfKVMemoryError
+from vllm_omni.errors import OmniError, OutOfKVMemoryError
+
+
+@dataclass(slots=True)
+class Room:
+    """What a worker group has left for new sessions; :meth:`take` counts a session in."""
+
+    group: GroupCapacity
+    places: int
+    held_pages: int
+    without_room: EngineSession | None
+
+    def fits(self, session: EngineSession) -> bool:
+        """Whether a session could get a place."""
+        pages = self.held_pages + _pages(self.group, session.request)
+        fits = self.places > 0 and pages <= self.group.num_pages
+        return fits and session is not self.without_room
+
+    def take(self, session: EngineSession) -> None:
+        """Count a session that gets a place here."""
+        self.places -= 1
+        self.held_pages += _pages(self.group, session.request)
+
+
+def num_placeable(line: Iterable[EngineSession], rooms: Iterable[Room | None]) -> int:
+    """Return how many sessions at the head of a line can get a place in one of the rooms now."""
+    left = [room for room in rooms if room is not None]
+    count = 0
+    for session in line:
+        fitting = [room for room in left if room.fits(session)]
+        if not fitting:
+            break
+        max(fitting, key=lambda room: room.places).take(session)
+        count += 1
+    return count
 
 
 class Places:
     """One worker group's capacity and the sessions that hold it. Used by the scheduler alone.
 
+    Args:
+        replica: number of the replica whose workers they are on.
+
     Attributes:
+        admits: whether new sessions may get a place.
+        asked_s: when the workers last asked for something to do, by ``time.monotonic()``.
+        failure: the error that ended the replica permanently, or ``None``.
+        quarantined: failures whose memory the workers keep until their process ends.
+        empty_since_s: when the latest session gave up its place, or the group came up.
         capacity: of the group that runs; ``None`` while there is none.
         max_sessions: number of places of this group, or of the one that was lost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replica: int = 0) -> None:
+        self.replica = replica
+        self.admits = True
+        self.asked_s = 0.0
+        self.failure: OmniError | None = None
         self.capacity: GroupCapacity | None = None
-        self.max_sessions = 0
+        self.max_sessions = self.quarantined = 0
+        self.empty_since_s = 0.0
         self._sessions: dict[str, EngineSession] = {}
         self._without_room: EngineSession | None = None
 
@@ -28,6 +77,17 @@ class Places:
     def __iter__(self) -> Iterator[EngineSession]:
         """Go through the sessions as they are now, the longest-standing first."""
         return iter(tuple(self._sessions.values()))
+
+    @property
+    def state(self) -> str:
+        """``loading``, ``ready``, ``restarting``, ``draining`` or ``failed``."""
+        if self.failure is not None:
+            return "failed"
+        if not self.admits:
+            return "draining"
+        if self.capacity is not None:
+            return "ready"
+        return "restarting" if self.max_sessions else "loading"
 
     @property
     def held_bytes(self) -> int:
@@ -44,7 +104,8 @@ class Places:
         """Give out the places of a new worker group, or none while there is no group."""
         self.capacity, self._without_room = group, None
         if group is not None:
-            self.max_sessions = group.sessions
+            self.max_sessions, self.quarantined = group.sessions, group.quarantined
+            self.empty_since_s = time.monotonic()
 
     def find(self, session_id: str) -> EngineSession | None:
         """Return the session of this id if it holds a place."""
@@ -52,12 +113,14 @@ class Places:
 
     def take(self, session: EngineSession) -> None:
         """Give a session a place."""
+        session.replica = self.replica
         self._sessions[session.session_id] = session
 
     def give_up(self, session: EngineSession) -> None:
         """Free the place of a session."""
         del self._sessions[session.session_id]
         self._without_room = None
+        self.empty_since_s = time.monotonic()
 
     def put_off(self, session: EngineSession) -> None:
         """Free the place of a session for which the workers had no room after all.
@@ -85,20 +148,17 @@ class Places:
                 "gpu_memory_fraction"
             )
 
+    def room(self) -> "Room | None":
+        """The room that is left for new sessions; ``None`` while none are taken."""
+        if self.capacity is None or not self.admits:
+            return None
+        return Room(
+            self.capacity, self.num_free, self._held_pages(self.capacity), self._without_room
+        )
+
     def num_placeable(self, line: Iterable[EngineSession]) -> int:
         """Return how many sessions at the head of a line can get a place now."""
-        group = self.capacity
-        if group is None:
-            return 0
-        free_places = self.max_sessions - len(self._sessions)
-        free_pages = group.num_pages - self._held_pages(group)
-        count = 0
-        for session in line:
-            free_pages -= _pages(group, session.request)
-            if count >= free_places or free_pages < 0 or session is self._without_room:
-                break
-            count += 1
-        return count
+        return num_placeable(line, [self.room()])
 
     def pick(self, now_s: float) -> EngineSession | None:
         """Return the session whose viewer needs a chunk first, among those that may run now."""

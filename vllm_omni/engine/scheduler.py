@@ -11,18 +11,14 @@ from collections.abc import Callable
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkResult, GroupCapacity, SessionRequest
 from vllm_omni.engine.interactions import ControlEvent
-from vllm_omni.engine.line import Line
 from vllm_omni.engine.metrics import EngineMetrics
-from vllm_omni.engine.places import Places
+from vllm_omni.engine.roster import Demand, ReplicaStatus, Roster
 from vllm_omni.engine.session import (
     ChunkReady,
     ChunkTask,
-    Ended,
     EndReason,
-    EndTask,
     EngineSession,
     Opened,
-    OpenTask,
     RestartTask,
     SessionOptions,
     SessionStatus,
@@ -35,7 +31,6 @@ from vllm_omni.errors import (
     OmniError,
     OutOfKVMemoryError,
     ServerDrainingError,
-    SessionClosedError,
     WorkerFailedError,
     WorkerRestartedError,
 )
@@ -47,34 +42,45 @@ IDLE_CHECK_S = 1.0
 class Scheduler:
     """The monitor over all sessions: one lock, which only this class can take.
 
-    Places are given first come, first served. The order is strict: a small session never overtakes
-    a large one, or the large one could wait for ever. Chunks are made for the session whose viewer
-    needs one first.
+    Places are given first come, first served, over all replicas. The order is strict: a small
+    session never overtakes a large one, or the large one could wait for ever. Each replica makes
+    chunks for the session whose viewer needs one first.
 
     Clients call the first part of the methods, from any thread; none of them waits for workers. The
-    second part is for the thread that commands the workers: it asks for a task, carries it out and
-    says how it went. Public methods take the lock; private ones run under it.
+    second part is for the threads that command the workers, one for each replica: such a thread
+    asks for a task, carries it out and says how it went.
 
     Args:
         max_queued: sessions that may wait for a place.
-
-    Attributes:
-        admits: whether new sessions are taken; without that, those that are here go on.
-        draining: whether every session is to end.
-        failure: the error that ended the engine permanently, or ``None``.
-        quarantined: failures whose memory the workers keep until their process ends.
     """
 
     def __init__(self, metrics: EngineMetrics, *, max_queued: int) -> None:
         self.metrics = metrics
         # Two underscores: not even a subclass can take it.
         self.__lock = threading.Condition()
-        self._places = Places()
-        self._line = Line(self._places, max_queued=max_queued)
-        self.admits = True
-        self.draining = False
-        self.failure: OmniError | None = None
-        self.quarantined = 0
+        self._roster = Roster(metrics, max_queued=max_queued)
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def admits(self) -> bool:
+        """Whether new sessions are taken; without that, those that are here go on."""
+        return self._roster.admits
+
+    @property
+    def draining(self) -> bool:
+        """Whether every session is to end."""
+        return self._roster.draining
+
+    @property
+    def failure(self) -> OmniError | None:
+        """The error that ended the engine permanently, or ``None``."""
+        return self._roster.failure
+
+    @property
+    def quarantined(self) -> int:
+        """Number of failures whose memory the workers keep until their process ends."""
+        return sum(places.quarantined for places in self._roster.fleet)
 
     # ------------------------------------------------------------ for clients
 
@@ -88,7 +94,7 @@ class Scheduler:
             return str(self.failure)
         if not self.admits:
             return "draining"
-        if self.has_group:
+        if self._roster.fleet.serves:
             return None
         return "restarting" if self.max_sessions else "loading"
 
@@ -96,23 +102,29 @@ class Scheduler:
     def num_sessions(self) -> int:
         """Number of sessions on the workers and in line."""
         with self.__lock:
-            return len(self._places) + len(self._line)
+            return len(self._roster)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of sessions in line."""
+        with self.__lock:
+            return len(self._roster.line)
 
     @property
     def max_sessions(self) -> int:
         """Number of sessions that the workers hold at once, or that lost ones did."""
-        return self._places.max_sessions
+        return self._roster.fleet.max_sessions
 
     def is_waiting(self, session_id: str) -> bool:
         """Whether a session has no place on the workers yet."""
         with self.__lock:
-            session = self._find(session_id)
+            session = self._roster.find(session_id)
             return session is not None and session.is_waiting
 
     def check_fits(self, size: VideoGeometry) -> None:
         """Raise OutOfKVMemoryError for a size that the workers, where known, can never hold."""
         with self.__lock:
-            self._places.check_fits(size)
+            self._roster.fleet.check_fits(size)
 
     def open(
         self,
@@ -145,11 +157,11 @@ class Scheduler:
             request_id=request_id,
         )
         with self.__lock:
-            self._check_admits()
-            self._places.check_fits(request.geometry)
-            self._line.join(session)
-            self._line_changed()
-            self.__lock.notify()
+            self._roster.check_admits()
+            self._roster.fleet.check_fits(request.geometry)
+            self._roster.line.join(session)
+            self._roster.line_changed()
+            self.__lock.notify_all()
         return session.session_id
 
     def submit(self, session_id: str, event: ControlEvent) -> None:
@@ -161,7 +173,7 @@ class Scheduler:
             InteractionError: if the session cannot apply the event.
         """
         with self.__lock:
-            self._require(session_id).interactions.submit(event, time.monotonic())
+            self._roster.require(session_id).interactions.submit(event, time.monotonic())
 
     def stop(self, session_id: str, cause: StopCause = StopCause.DISCONNECTED) -> None:
         """End a session at its next chunk boundary; one that has ended is no error.
@@ -171,14 +183,14 @@ class Scheduler:
                 wanted it has left.
         """
         with self.__lock:
-            session = self._find(session_id)
+            session = self._roster.find(session_id)
             if session is None or session.stop_cause is not None:
                 return
             session.stop_cause = cause
             self.metrics.stopped(cause)
             if session.status is SessionStatus.WAITING:
-                self._end(session, EndReason.STOPPED)
-            self.__lock.notify()
+                self._roster.end(session, EndReason.STOPPED)
+            self.__lock.notify_all()
 
     def reset(self, session_id: str, change: Callable[[SessionRequest], SessionRequest]) -> None:
         """Restart a session from chunk 0 at its next chunk boundary.
@@ -191,15 +203,15 @@ class Scheduler:
             InvalidRequestError: if too many resets wait already.
         """
         with self.__lock:
-            self._require(session_id).add_reset(change)
+            self._roster.require(session_id).add_reset(change)
 
     def delivered(self, session_id: str) -> None:
         """Say that the client has taken one chunk."""
         with self.__lock:
-            session = self._find(session_id)
+            session = self._roster.find(session_id)
             if session is not None:
                 session.delivered(time.monotonic())
-                self.__lock.notify()
+                self.__lock.notify_all()
 
     def check_admits(self) -> None:
         """Raise what a session of whatever size would be refused by now.
@@ -210,73 +222,87 @@ class Scheduler:
             OmniError: the failure, if the engine has ended.
         """
         with self.__lock:
-            self._check_admits()
-            self._line.check_open()
+            self._roster.check_admits()
+            self._roster.line.check_open()
 
     def close_admission(self) -> None:
         """Refuse new sessions; those with a place and those in line go on."""
         with self.__lock:
-            self.admits = False
+            self._roster.admits = False
 
     def drain(self) -> None:
         """Refuse new sessions and end all others with an error, at their chunk boundaries."""
         with self.__lock:
-            self.admits, self.draining = False, True
-            for session in self._line:
-                self._end(session, EndReason.FAILED, ServerDrainingError())
-            self.__lock.notify()
+            self._roster.admits, self._roster.draining = False, True
+            self._roster.fail(self._roster.line, ServerDrainingError())
+            self.__lock.notify_all()
 
-    # ------------------------------------------------------------ for the thread with the workers
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no task will come any more."""
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """Say what is known of each replica, by its number."""
         with self.__lock:
-            ending = self.draining or self.failure is not None
-            return ending and not (self._places or self._line)
+            return self._roster.status()
 
-    @property
-    def has_group(self) -> bool:
-        """Whether there are workers to place sessions on."""
-        return self._places.capacity is not None
+    # ------------------------------------------------------------ for the threads with the workers
 
-    def adopt(self, group: GroupCapacity) -> None:
-        """Give out the places of a new worker group, and end who can never have one of them."""
+    def has_workers(self, replica: int = 0) -> bool:
+        """Whether the workers of a replica are up."""
+        return self._roster.fleet[replica].capacity is not None
+
+    def is_over(self, replica: int = 0) -> bool:
+        """Whether no task will come any more for the workers of a replica."""
         with self.__lock:
-            self._places.offer(group)
-            self.quarantined = group.quarantined
-            self.metrics.group_ready(group)
-            for session in self._line:
-                try:
-                    self._places.check_fits(session.request.geometry)
-                except OutOfKVMemoryError as error:
-                    self._end(session, EndReason.FAILED, error)
-            self._line_changed()
+            places = self._roster.fleet[replica]
+            if self.draining or self.failure is not None:
+                return not (places or self._roster.line)
+            return places.failure is not None or not (places or places.admits)
 
-    def lose_group(self, error: WorkerFailedError) -> None:
-        """End the sessions that the lost workers held; the others wait for the next group."""
+    def adopt(self, group: GroupCapacity, replica: int = 0) -> None:
+        """Give out the places of a new worker group, and end who can never have a place."""
         with self.__lock:
-            self._places.offer(None)
-            for session in self._places:
+            self._roster.fleet[replica].offer(group)
+            self.metrics.group_ready(replica, group)
+            self._roster.refuse_oversized()
+            self._roster.line_changed()
+            self.__lock.notify_all()
+
+    def lose_group(self, error: WorkerFailedError, replica: int = 0) -> None:
+        """End the sessions that the lost workers held; the line waits for other workers."""
+        with self.__lock:
+            places = self._roster.fleet[replica]
+            places.offer(None)
+            for session in places:
                 restarted = WorkerRestartedError(f"the workers were restarted: {error}")
-                self._end(session, *(self._due_end(session) or (EndReason.FAILED, restarted)))
+                due = self._roster.due_end(session)
+                self._roster.end(session, *(due or (EndReason.FAILED, restarted)))
+
+    def lose_replica(self, error: OmniError, replica: int) -> None:
+        """End a replica permanently with its sessions, and the engine with the last replica."""
+        with self.__lock:
+            places = self._roster.fleet[replica]
+            places.failure, places.admits = copy.copy(error), False
+            places.offer(None)
+            self.metrics.group_lost(replica, for_good=True)
+            if self._roster.fleet.is_lost:
+                self._fail(error)
+            else:
+                self._roster.fail(places, error)
+            self.__lock.notify_all()
 
     def fail(self, error: OmniError) -> None:
         """End the engine permanently, and all sessions."""
         with self.__lock:
-            # Copies: sessions must not share (and extend) one traceback.
-            self.failure = copy.copy(error)
-            self._places.offer(None)
-            for session in (*self._places, *self._line):
-                self._end(session, EndReason.FAILED, copy.copy(error))
+            self._fail(error)
+            self.__lock.notify_all()
 
-    def next_task(self) -> Task | None:
-        """Say what the workers do next; ``None`` after a sleep that a call or a due time ends."""
+    def next_task(self, replica: int = 0) -> Task | None:
+        """Say what a replica does next; ``None`` after a sleep that a call or a due time ends."""
         with self.__lock:
             now_s = time.monotonic()
-            task = self._choose(now_s)
+            places = self._roster.fleet[replica]
+            places.asked_s = now_s
+            task = self._roster.choose(replica, now_s)
             if task is None and not self.draining:
-                wake_at_s = self._places.wake_at_s()
+                wake_at_s = places.wake_at_s()
                 idle_s = IDLE_CHECK_S if wake_at_s is None else wake_at_s - now_s
                 self.__lock.wait(min(max(idle_s, 0.0), IDLE_CHECK_S))
             return task
@@ -308,8 +334,8 @@ class Scheduler:
                     now_s = time.monotonic()
                     self.metrics.opened(session, now_s)
                     session.emit(Opened(now_s))
-                elif isinstance(error, OutOfKVMemoryError) and len(self._places) > 1:
-                    self._put_off(session)
+                elif isinstance(error, OutOfKVMemoryError) and self._roster.has_neighbours(session):
+                    self._roster.put_off(session)
                     return
             session.error = error
             session.move_to(SessionStatus.OPEN)
@@ -318,77 +344,39 @@ class Scheduler:
         self, session: EngineSession, reason: EndReason, error: OmniError | None, peak_bytes: int
     ) -> None:
         """Count and log the end of a session that was taken out, and tell its client."""
-        self.metrics.ended(session, reason, error, peak_bytes)
-        session.emit(Ended(reason, error, peak_bytes))
+        self._roster.tell_end(session, reason, error, peak_bytes)
 
-    # ------------------------------------------------------------ decisions
+    # ------------------------------------------------------------ for who adds and removes replicas
 
-    def _choose(self, now_s: float) -> Task | None:
-        for session in self._places:
-            if (end := self._due_end(session)) is not None:
-                self._take_out(session)
-                return EndTask(session, *end)
-        if self._line.num_placeable:
-            session = self._line.take_head()
-            self._places.take(session)
-            session.move_to(SessionStatus.OPENING)
-            self._line_changed()
-            return OpenTask(session)
-        session = self._places.pick(now_s)
-        if session is None:
-            return None
-        session.move_to(SessionStatus.RUNNING)
-        if session.resets:
-            return RestartTask(session, session.request_after_resets())
-        return ChunkTask(session, *session.plan_chunk(now_s))
+    def add_replica(self, replica: int) -> None:
+        """Make room for another replica, whose workers are to come."""
+        with self.__lock:
+            self._roster.fleet.add(replica)
+            self.metrics.replica_added(replica)
 
-    def _due_end(self, session: EngineSession) -> tuple[EndReason, OmniError | None] | None:
-        """Return why the session ends at this chunk boundary, ``None`` if it goes on."""
-        drained = (EndReason.FAILED, ServerDrainingError()) if self.draining else None
-        return session.due_end or drained
+    def retire_replica(self, replica: int) -> None:
+        """Give a replica no new session; its sessions go on, and it ends with the last of them.
 
-    # ------------------------------------------------------------ line and places
+        Raises:
+            InvalidRequestError: if there is no such replica, or no other one that serves.
+        """
+        with self.__lock:
+            self._roster.retire(replica)
+            self.__lock.notify_all()
 
-    def _find(self, session_id: str) -> EngineSession | None:
-        return self._line.find(session_id) or self._places.find(session_id)
+    def remove_replica(self, replica: int) -> None:
+        """Forget a replica whose workers have ended."""
+        with self.__lock:
+            self._roster.fleet.remove(replica)
+            self.metrics.replica_removed(replica)
 
-    def _require(self, session_id: str) -> EngineSession:
-        session = self._find(session_id)
-        if session is None:
-            raise SessionClosedError(f"there is no session {session_id}")
-        return session
+    def demand(self) -> Demand:
+        """Say how many sessions wait and what room there is."""
+        with self.__lock:
+            return self._roster.demand(time.monotonic())
 
-    def _check_admits(self) -> None:
-        if self.failure is not None:
-            raise copy.copy(self.failure)
-        if not self.admits:
-            raise ServerDrainingError
-
-    def _line_changed(self) -> None:
-        """Tell every session that has to wait its place in line, and update the figures."""
-        self._line.tell_positions()
-        self.metrics.line_changed(
-            placed=len(self._places), waiting=len(self._line), held_bytes=self._places.held_bytes
-        )
-
-    def _put_off(self, session: EngineSession) -> None:
-        """Put a session that the workers had no room for back to the head of the line."""
-        self._places.put_off(session)
-        session.move_to(SessionStatus.WAITING)
-        self._line.go_first(session)
-        self._line_changed()
-        if (end := self._due_end(session)) is not None:
-            self._end(session, *end)
-
-    def _end(
-        self, session: EngineSession, reason: EndReason, error: OmniError | None = None
-    ) -> None:
-        """End a session of which the workers hold nothing."""
-        self._take_out(session)
-        self.tell_end(session, reason, error, peak_bytes=0)
-
-    def _take_out(self, session: EngineSession) -> None:
-        if not self._line.leave(session):
-            self._places.give_up(session)
-        session.move_to(SessionStatus.CLOSED)
-        self._line_changed()
+    def _fail(self, error: OmniError) -> None:
+        self._roster.failure = copy.copy(error)
+        for places in self._roster.fleet:
+            places.offer(None)
+        self._roster.fail((*self._roster.fleet.sessions, *self._roster.line), error)

@@ -137,6 +137,7 @@ class EngineSession:
         chunks_made: chunks since then.
         chunks_total: chunks since the arrival.
         undelivered: chunks that wait for the client.
+        replica: number of the replica that holds its place, or did so last.
         stop_cause: set once it is to end at the next chunk boundary.
         error: set once a task of the workers raised it; the session ends by it.
         last_chunk_s: when the latest chunk was ready.
@@ -163,6 +164,7 @@ class EngineSession:
         self.arrived_s = self.began_s = now_s
         self.chunks_made = self.chunks_total = 0
         self.undelivered = 0
+        self.replica = 0
         self.stop_cause: StopCause | None = None
         self.error: OmniError | None = None
         self.resets: list[Callable[[SessionRequest], SessionRequest]] = []

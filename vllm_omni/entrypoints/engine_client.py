@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from prometheus_client import PlatformCollector, ProcessCollector
 
 from vllm_omni.config.resolve import ResolvedDeployment
-from vllm_omni.diffusion.data import OmniDiffusionConfig, SamplingDefaults
+from vllm_omni.diffusion.data import OmniDiffusionConfig, ReplicaConfig, SamplingDefaults
 from vllm_omni.diffusion.executor import create_executor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind
 from vllm_omni.diffusion.registry import ModelEntry
 from vllm_omni.engine.engine import Engine
+from vllm_omni.engine.growth import Growth
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.inputs.door import Door
@@ -39,13 +40,23 @@ class EngineClient:
                 blocks are compiled, at the one that they are compiled for.
         """
         config = deployment.config
-        supervisor = WorkerSupervisor(
-            lambda: create_executor(config), warm_up=_warm_up_size(config) if warm_up else None
-        )
+
+        def supervisor_of(replica: int) -> WorkerSupervisor:
+            own = config.of_replica(replica)
+            return WorkerSupervisor(
+                lambda: create_executor(own), warm_up=_warm_up_size(config) if warm_up else None
+            )
+
         metrics = EngineMetrics(model_name)
         ProcessCollector(registry=metrics.registry)
         PlatformCollector(registry=metrics.registry)
-        return cls(deployment, Engine(supervisor, metrics, max_queued=config.max_queued))
+        engine = Engine(
+            supervisor_of(0),
+            metrics,
+            max_queued=config.max_queued,
+            growth=_growth(config.replicas, supervisor_of),
+        )
+        return cls(deployment, engine)
 
     @property
     def model(self) -> ModelEntry:
@@ -75,6 +86,16 @@ class EngineClient:
 
 def _warm_up_size(config: OmniDiffusionConfig) -> VideoGeometry | None:
     return config.geometry if config.enforce_eager else config.prepared_geometry
+
+
+def _growth(
+    replicas: ReplicaConfig, make_supervisor: Callable[[int], WorkerSupervisor]
+) -> Growth | None:
+    if replicas.most == 1:
+        return None
+    return Growth(
+        make_supervisor, replicas.num_replicas, replicas.most, replicas.spare, replicas.idle_s
+    )
 
 
 def _given(defaults: SamplingDefaults) -> dict[str, object]:

@@ -187,7 +187,7 @@ def test_the_log_also_goes_to_a_file(model, started, tmp_path):
         ("MODEL --api-server-count 0", "--api-server-count=0 is refused"),
         ("MODEL --stage-id 0", "--stage-id=0 is refused"),
         ("MODEL --omni-replica-address x", '--omni-replica-address="x" is refused'),
-        ("MODEL --omni-dp-size-local 0", "--omni-dp-size-local=0 is refused"),
+        ("MODEL --omni-dp-size-local 0", "--omni-dp-size-local: must be at least 1"),
         ("MODEL --omni-heartbeat-timeout 0", "--omni-heartbeat-timeout: must be above 0"),
         ("MODEL --lora-backend distill", '--lora-backend="distill" is refused'),
         ("MODEL --data-parallel-size 2", "--data-parallel-size=2 is refused"),

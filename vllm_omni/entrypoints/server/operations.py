@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import asdict
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
@@ -59,6 +60,13 @@ def operations_router(state: ServerState) -> APIRouter:
         root = state.client.deployment.config.model
         names = state.config.served_model_names
         return {"object": "list", "data": [_model(name, root, created) for name in names]}
+
+    @router.get("/v1/replicas")
+    async def replicas() -> dict[str, object]:
+        """What is known of each replica, and how many sessions wait for all of them."""
+        engine = state.client.engine
+        known = [asdict(status) for status in engine.replicas()]
+        return {"object": "list", "data": known, "waiting": engine.num_waiting}
 
     @router.get("/v1/realtime/capabilities")
     async def capabilities() -> Capabilities:
