@@ -220,9 +220,8 @@ def test_metrics_count_what_happened(bench: Bench):
     bench.open().rest()
     registry = bench.engine.metrics.registry
     labels = {"model_name": "m"}
-    of_replica = labels | {"replica": "0"}
-    assert registry.get_sample_value("vllm_omni:chunks_total", of_replica) == 3
-    assert registry.get_sample_value("vllm_omni:num_requests_running", of_replica) == 0
+    assert registry.get_sample_value("vllm_omni:chunks_total", labels) == 3
+    assert registry.get_sample_value("vllm_omni:num_requests_running", labels) == 0
     finished = {**labels, "finished_reason": "finished"}
     assert registry.get_sample_value("vllm_omni:requests_success_total", finished) == 1
 

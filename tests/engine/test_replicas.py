@@ -37,7 +37,10 @@ class Replicas:
             self._supervisor, len(of_replica) if least is None else least, len(of_replica), **more
         )
         self.engine = Engine(
-            self._supervisor(0), EngineMetrics("m"), max_queued=max_queued, growth=growth
+            self._supervisor(0),
+            EngineMetrics("m", by_replica=True),
+            max_queued=max_queued,
+            growth=growth,
         )
 
     def _supervisor(self, replica: int) -> WorkerSupervisor:

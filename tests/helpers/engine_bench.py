@@ -37,11 +37,9 @@ class Bench:
         return Reader(self.engine, session_id, events)
 
     def metric(self, name: str, **labels: str) -> float | None:
-        """A sample by its name without the prefix; of replica 0, where replicas have their own."""
+        """A sample by its name without the prefix."""
         registry = self.engine.metrics.registry
-        labels = {"model_name": "m"} | labels
-        value = registry.get_sample_value(f"vllm_omni:{name}", {"replica": "0"} | labels)
-        return registry.get_sample_value(f"vllm_omni:{name}", labels) if value is None else value
+        return registry.get_sample_value(f"vllm_omni:{name}", {"model_name": "m"} | labels)
 
     def counted(self) -> dict[str, float]:
         """How sessions ended, by reason; those that happened."""

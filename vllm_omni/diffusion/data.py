@@ -197,7 +197,7 @@ class ReplicaConfig:
 
     @property
     def most(self) -> int:
-        """Worker groups at most."""
+        """The number of worker groups that there are at most."""
         return self.num_replicas if self.max_replicas is None else self.max_replicas
 
 

@@ -36,22 +36,17 @@ REFUSALS = ("invalid_request", "server_full", OUT_OF_MEMORY, "unavailable")
 
 
 class EngineMetrics:
-    """The figures of one engine that ``/metrics`` shows; all names begin with ``vllm_omni:``."""
+    """The figures of one engine that ``/metrics`` shows; all names begin with ``vllm_omni:``.
 
-    def __init__(self, model_name: str) -> None:
+    Args:
+        by_replica: whether figures of a worker group carry the number of its replica as a label.
+    """
+
+    def __init__(self, model_name: str, *, by_replica: bool = False) -> None:
         self.registry = CollectorRegistry()
         self._model = model_name
+        self._is_by_replica = by_replica
         self._waiting = self._gauge("num_requests_waiting", "Sessions in line")
-        self._gauges = {
-            name: self._by_replica(Gauge, name, text)
-            for name, text in {
-                "num_requests_running": "Sessions that hold a place",
-                "max_sessions": "Sessions that hold a place at most",
-                "kv_pool_bytes": "Bytes of the KV pool on one rank",
-                "kv_used_bytes": "KV bytes held by sessions on one rank",
-                "quarantined_failures": "Failures whose memory is kept until the process ends",
-            }.items()
-        }
         self.event_loop_lag_s = self._histogram(
             "event_loop_lag_s", "Lateness of a timer in the API process", _FINE_SECONDS
         )
@@ -69,6 +64,32 @@ class EngineMetrics:
         self.e2e_latency_s = self._histogram(
             "e2e_request_latency_s", "Arrival of a session to its end", _SECONDS
         )
+        self._kernel = self._gauge_by("kernel", "attention_kernel", "1 for the kernel in use")
+        self._success = self._counter_by(
+            "finished_reason", "requests_success", "Sessions that ended well",
+            (EndReason.FINISHED, EndReason.STOPPED),
+        )  # fmt: skip
+        self._failed = self._counter_by(
+            "reason", "requests_failed", "Sessions that ended badly",
+            _FAILURES.values(),
+        )  # fmt: skip
+        self._refused = self._counter_by(
+            "reason", "requests_refused", "Requests that did not become sessions", REFUSALS
+        )
+        self._make_replica_metrics()
+
+    def _make_replica_metrics(self) -> None:
+        """Make what is shown of each replica by itself."""
+        self._gauges = {
+            name: self._by_replica(Gauge, name, text)
+            for name, text in {
+                "num_requests_running": "Sessions that hold a place",
+                "max_sessions": "Sessions that hold a place at most",
+                "kv_pool_bytes": "Bytes of the KV pool on one rank",
+                "kv_used_bytes": "KV bytes held by sessions on one rank",
+                "quarantined_failures": "Failures whose memory is kept until the process ends",
+            }.items()
+        }
         self._of_chunk = {
             name: self._by_replica(Histogram, name, text, buckets=_FINE_SECONDS)
             for name, text in {
@@ -89,31 +110,19 @@ class EngineMetrics:
         }
         self._peak_mb = Gauge(
             f"{_PREFIX}peak_memory_mb", "Peak memory of the rank that used most, in MiB",
-            ["model_name", "replica", "stage"], registry=self.registry,
+            [*self._replica_labels, "stage"], registry=self.registry,
         )  # fmt: skip
-        self._kernel = self._gauge_by("kernel", "attention_kernel", "1 for the kernel in use")
-        self._success = self._counter_by(
-            "finished_reason", "requests_success", "Sessions that ended well",
-            (EndReason.FINISHED, EndReason.STOPPED),
-        )  # fmt: skip
-        self._failed = self._counter_by(
-            "reason", "requests_failed", "Sessions that ended badly",
-            _FAILURES.values(),
-        )  # fmt: skip
-        self._refused = self._counter_by(
-            "reason", "requests_refused", "Requests that did not become sessions", REFUSALS
-        )
         self.replica_added(0)
 
     def replica_added(self, replica: int) -> None:
         """Show a replica with zeros: a rate needs one to start from."""
         for metric in (*self._gauges.values(), *self._counters.values(), *self._of_chunk.values()):
-            metric.labels(self._model, replica)
+            metric.labels(*self._of(replica))
 
     def replica_removed(self, replica: int) -> None:
         """Leave a replica out of what is measured now; what was counted stays."""
         for gauge in self._gauges.values():
-            gauge.remove(self._model, replica)
+            gauge.remove(*self._of(replica))
 
     def group_ready(self, replica: int, group: GroupCapacity) -> None:
         """Show the capacity of a new worker group."""
@@ -182,7 +191,7 @@ class EngineMetrics:
         lasted_s = time.monotonic() - session.arrived_s
         self.e2e_latency_s.observe(lasted_s)
         if peak_bytes:
-            peak_mb = self._peak_mb.labels(self._model, session.replica, _STAGE)
+            peak_mb = self._peak_mb.labels(*self._of(session.replica), _STAGE)
             peak_mb.set(peak_bytes / _MIB)
         if session.stop_cause is None:
             self._count_end(error)
@@ -220,7 +229,7 @@ class EngineMetrics:
             "denoise_step_latency_s": timings.probes_ms / _PROBES,
             "vae_decode_s": timings.decode_ms,
         }.items():
-            self._of_chunk[name].labels(self._model, replica).observe(value_ms / 1000.0)
+            self._of_chunk[name].labels(*self._of(replica)).observe(value_ms / 1000.0)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(f"{_PREFIX}{name}", text, ["model_name"], registry=self.registry)
@@ -230,16 +239,24 @@ class EngineMetrics:
         labels = ["model_name", label]
         return Gauge(f"{_PREFIX}{name}", text, labels, registry=self.registry)
 
+    @property
+    def _replica_labels(self) -> list[str]:
+        return ["model_name", "replica"] if self._is_by_replica else ["model_name"]
+
+    def _of(self, replica: int) -> tuple[object, ...]:
+        """Values of the labels of a replica's metrics."""
+        return (self._model, replica) if self._is_by_replica else (self._model,)
+
     def _show(self, replica: int, name: str, value: int) -> None:
-        self._gauges[name].labels(self._model, replica).set(value)
+        self._gauges[name].labels(*self._of(replica)).set(value)
 
     def _count(self, replica: int, name: str) -> None:
-        self._counters[name].labels(self._model, replica).inc()
+        self._counters[name].labels(*self._of(replica)).inc()
 
     def _by_replica(
         self, kind: Callable[..., Metric], name: str, text: str, **options: object
     ) -> Metric:
-        labels = ["model_name", "replica"]
+        labels = self._replica_labels
         return kind(f"{_PREFIX}{name}", text, labels, registry=self.registry, **options)
 
     def _counter_by(self, label: str, name: str, text: str, values: Iterable[str]) -> Counter:

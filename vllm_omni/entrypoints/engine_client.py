@@ -47,7 +47,7 @@ class EngineClient:
                 lambda: create_executor(own), warm_up=_warm_up_size(config) if warm_up else None
             )
 
-        metrics = EngineMetrics(model_name)
+        metrics = EngineMetrics(model_name, by_replica=config.replicas.most > 1)
         ProcessCollector(registry=metrics.registry)
         PlatformCollector(registry=metrics.registry)
         engine = Engine(
