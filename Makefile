@@ -4,6 +4,7 @@
 #   make test    everything that a change must pass: format, lint, types, import layers, tests
 #   make soak    the long-run tests (1000 chunks)
 #   make cases CASES=DIR   runs each DIR/*/run.py, a script that shows a fault, against this checkout
+#   make mutants the tests of the tests: a fault at a time is put into a copy, and has to be caught
 #   make serve-demo   a server with the toy world and its web page on 127.0.0.1:8000 (or PORT=...)
 #   make test-web     the tests of the web page, in a headless Chromium of the system
 #   make docs         the documentation as a site in build/docs
@@ -33,7 +34,7 @@ NPU_SIM_VENV ?= .venv-npu-sim
 NPU_SIM_STAMP := $(NPU_SIM_VENV)/.installed
 export OMP_NUM_THREADS = 1
 
-.PHONY: setup demo test check static unit soak serve-demo test-web vllm-env test-vllm clean
+.PHONY: setup demo test check static unit soak mutants serve-demo test-web vllm-env test-vllm clean
 .PHONY: cases npu-sim-env test-npu-sim docs
 
 setup: $(DEV_STAMP)
@@ -75,6 +76,9 @@ soak: $(DEV_STAMP)
 cases: $(DEV_STAMP)
 	@test -n "$(CASES)" || { echo "name the folder of the cases: make cases CASES=DIR"; exit 1; }
 	$(BIN)/python -m tests.run_cases $(CASES)
+
+mutants: $(DEV_STAMP)
+	$(BIN)/python -m tests.mutants
 
 serve-demo: $(RUN_STAMP)
 	@echo "The page will be at http://127.0.0.1:$(PORT)/ in a few seconds: an island, three times of day."
