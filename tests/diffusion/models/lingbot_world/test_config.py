@@ -77,8 +77,8 @@ def test_the_deploy_file_replaces_the_window(checkpoint):
         ({"patch_size": [1, 4, 4]}, r"patch_size must be \[1, 2, 2\], got \[1, 4, 4\]"),
         ({"qk_norm": "rms_norm"}, "qk_norm must be 'rms_norm_across_heads', got 'rms_norm'"),
         ({"num_frames_per_block": 4}, "num_frames_per_block must be 3, got 4"),
-        ({"num_layers": "three"}, "num_layers must be of type int, got 'three'"),
-        ({"num_layers": True}, "num_layers must be of type int, got True"),
+        ({"num_layers": "three"}, 'num_layers: must be an integer, got "three"'),
+        ({"num_layers": True}, "num_layers: must be an integer, got true"),
         ({"num_layers": 0}, "num_layers must be positive, got 0"),
         ({"attention_head_dim": 15}, "attention_head_dim must be even and at least 6"),
         ({"in_channels": 32}, r"in_channels must be 2 \* out_channels \+ 4"),
@@ -105,7 +105,7 @@ def test_a_window_without_room_for_a_chunk_is_refused(checkpoint):
         ("vae/config.json", {"_class_name": "AutoencoderKL"}, "vae/config.json: _class_name"),
         (SCHEDULER, {"use_karras_sigmas": True}, "use_karras_sigmas must be False, got True"),
         (SCHEDULER, {"predict_x0": ...}, "scheduler config: predict_x0 missing"),
-        (SCHEDULER, {"flow_shift": 0}, "flow_shift must be positive, got 0"),
+        (SCHEDULER, {"flow_shift": 0}, "flow_shift: must be above 0, got 0"),
     ],
 )
 def test_other_files_are_checked(checkpoint, file, changes, text):

@@ -1,9 +1,11 @@
 """The transformer's and the scheduler's configuration, read from the checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, create_model
 
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH, SPATIAL_FACTOR
@@ -17,7 +19,7 @@ from vllm_omni.diffusion.models.checkpoint_files import (
 from vllm_omni.errors import CheckpointError, InvalidRequestError
 from vllm_omni.experimental.ar_diffusion.kv_cache.window import WindowLayout
 from vllm_omni.inputs.bounds import PositiveInt
-from vllm_omni.inputs.checking import Message, validate
+from vllm_omni.inputs.checking import Message, Model, validate
 
 TRANSFORMER_CLASS = "CausalLingBotWorldTransformer3DModel"
 PIPELINE_CLASS = "LingBotWorldCausalDMDPipeline"
@@ -126,17 +128,7 @@ class LingBotWorldConfig:
             CheckpointError: naming the field, the expected and the actual value.
         """
         _require(raw, {"_class_name": TRANSFORMER_CLASS, **_FIXED_TRANSFORMER}, "transformer")
-        sizes: dict[str, Any] = {}
-        for name in cls.__dataclass_fields__:
-            if name not in raw:
-                continue
-            value = raw[name]
-            wanted = float if name == "eps" else int
-            if isinstance(value, bool) or not isinstance(value, wanted):
-                raise CheckpointError(
-                    f"transformer config: {name} must be of type {wanted.__name__}, got {value!r}"
-                )
-            sizes[name] = value
+        sizes = _checked(_Sizes, raw, "transformer").model_dump()
         return cls(**sizes)
 
 
@@ -176,14 +168,29 @@ def read_flow_shift(raw: Mapping[str, object]) -> float:
     if missing:
         raise CheckpointError(f"scheduler config: {', '.join(missing)} missing")
     _require(raw, _FIXED_SCHEDULER, "scheduler")
-    for name in ("flow_shift", "shift"):
-        value = raw.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise CheckpointError(f"scheduler config: {name} must be positive, got {value!r}")
-        return float(value)
-    return _DEFAULT_FLOW_SHIFT
+    shifts = _checked(_Shifts, raw, "scheduler")
+    given = [shift for shift in (shifts.flow_shift, shifts.shift) if shift is not None]
+    return (*given, _DEFAULT_FLOW_SHIFT)[0]
+
+
+_SIZES: dict[str, Any] = {
+    size.name: (Annotated[size.type, Field(strict=True)], size.default)
+    for size in fields(LingBotWorldConfig)
+}
+_Sizes = create_model("_Sizes", __base__=Message, **_SIZES)
+"""The same fields as the file may hold them, each of which may be absent."""
+
+
+class _Shifts(Message):
+    flow_shift: Annotated[float, Field(strict=True, gt=0)] | None = None
+    shift: Annotated[float, Field(strict=True, gt=0)] | None = None
+
+
+def _checked(model: type[Model], raw: Mapping[str, object], what: str) -> Model:
+    try:
+        return validate(model, raw)
+    except InvalidRequestError as error:
+        raise CheckpointError(f"{what} config: {error}") from None
 
 
 def _require(raw: Mapping[str, object], expected: Mapping[str, object], what: str) -> None:
