@@ -17,6 +17,7 @@ from vllm_omni.entrypoints.server import protocol
 from vllm_omni.entrypoints.server.socket_state import READABLE, WRITABLE
 from vllm_omni.entrypoints.server.steering import MAX_EARLY
 from vllm_omni.inputs.checking import Message
+from vllm_omni.inputs.json_size import MAX_JSON_VALUES
 
 REFERENCE_DIR = Path(__file__).resolve().parent
 SCHEMA_FILE = "realtime_protocol.schema.json"
@@ -100,6 +101,7 @@ stand still                {{"mode":"velocity","data":{{}}}}
 |---|---|
 | `session.start` | {protocol.MAX_START_CHARS:,} characters, a picture as `data:` URL included |
 | later messages of the client | {protocol.MAX_CONTROL_CHARS:,} characters |
+| JSON of a message | {MAX_JSON_VALUES:,} values, counted as its brackets and commas |
 | any frame of the client | 16 MiB; a larger one closes the socket with code 1009 |
 | `video.start` | about as long as `session.start`: **it repeats the picture** |
 | other text frames of the server | below 64 KiB, unless one chunk lists hundreds of events |

@@ -22,6 +22,8 @@ MAX_FPS = 1000
 MAX_FLOW_SHIFT = 1000
 MAX_PROMPT_CHARS = 32_768
 """Characters of a prompt. A model reads 512 tokens at most; more only costs time to cut."""
+MAX_SHORT_CHARS = 4096
+"""Characters of any other text but the URL of a picture; the longest path of a system."""
 SEED_BITS = 53
 """Bits of a seed that is drawn: every client can repeat it, also one whose numbers are doubles."""
 
@@ -98,6 +100,8 @@ Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000), BeforeValidator(_
 Text = Annotated[str, Field(min_length=1)]
 PromptText = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 """A prompt as it was written."""
+ShortText = Annotated[str, Field(max_length=MAX_SHORT_CHARS)]
+"""Text that is no prompt: a name, a size, a path."""
 Prompt = Annotated[PromptText, AfterValidator(normalise_prompt)]
 """A prompt that is not blank, with every run of white space made one space."""
 OutputType = Literal["pil", "np", "latent"]

@@ -41,9 +41,9 @@ from vllm_omni.inputs.bounds import (
     Quality,
     Seed,
     Share,
+    ShortText,
     Side,
     Steps,
-    Text,
     draw_seed,
 )
 from vllm_omni.inputs.camera import CameraChoice, RecordedPath, read_camera, read_script
@@ -113,7 +113,7 @@ class ModelOptions(Checked):
     """``extra_args`` of a request: the camera, and the sharpness of the schedule."""
 
     flow_shift: FlowShift | None = None
-    action_path: Text | None = None
+    action_path: Annotated[ShortText, Field(min_length=1)] | None = None
     camera_action_script: Annotated[ScriptedKeys, PlainValidator(read_script)] | None = None
 
     @model_validator(mode="before")

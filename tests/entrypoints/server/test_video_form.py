@@ -77,6 +77,14 @@ async def test_bodies_that_cannot_be_read(server, monkeypatch):
     assert (await post(SYNC, content=b"\xff", headers=as_json)).status_code == 400
     as_form = {"content-type": "multipart/form-data; boundary=b"}
     assert (await post(SYNC, content=b"--c\r\n", headers=as_form)).status_code == 400
+    as_pairs = {"content-type": "application/x-www-form-urlencoded"}
+    for separator in (b"&", b";"):
+        many = await post(SYNC, content=separator * 2**20, headers=as_pairs)
+        assert many.status_code == 400
+        assert "more than 100 fields" in many.json()["error"]["message"]
+    lists = await post(SYNC, content=b'{"x":[' + b"[]," * 2**20 + b"[]]}", headers=as_json)
+    assert lists.status_code == 400
+    assert "100000 values" in lists.json()["error"]["message"]
     monkeypatch.setattr(video_form, "MAX_BODY_BYTES", 1000)
     assert (await post(SYNC, json=BODY)).status_code == 413
     assert (await post(SYNC, data=FORM, files=FILES)).status_code == 413

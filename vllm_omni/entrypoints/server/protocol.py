@@ -16,6 +16,7 @@ from vllm_omni.errors import InvalidRequestError, OmniError
 from vllm_omni.inputs.bounds import Prompt, Seed
 from vllm_omni.inputs.checking import Message, Model, validate
 from vllm_omni.inputs.interaction import Interaction
+from vllm_omni.inputs.json_size import require_few_values
 
 __all__ = [
     "CLIENT_MESSAGES",
@@ -273,12 +274,14 @@ def load_object(text: str, *, limit: int) -> dict[str, object]:
     """The JSON object in ``text``, which may have at most ``limit`` characters.
 
     Raises:
-        InvalidRequestError: too long, not JSON (NaN and Infinity are not JSON), or no object.
+        InvalidRequestError: too long, too many values, not JSON (NaN and Infinity are not JSON),
+            or no object.
     """
     if len(text) > limit:
         raise InvalidRequestError(
             f"the message has {len(text)} characters, at most {limit} are accepted"
         )
+    require_few_values(text)
     try:
         loaded = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -21,6 +21,7 @@ from vllm_omni.inputs.bounds import (
     Quality,
     Seed,
     Share,
+    ShortText,
     Side,
     Steps,
     Text,
@@ -95,7 +96,7 @@ class SessionStart(Message):
     type: Literal["session.start"]
     format: Literal["m4s"] = "m4s"
     prompt: PromptText = Field(description="what the world shows")
-    model: str | None = Field(None, description="served name; omit to skip the check")
+    model: ShortText | None = Field(None, description="served name; omit to skip the check")
     image_reference: ImageReference | None = Field(None, description="first picture; required")
     width: Side | None = Field(None, description="pixels; applied only with height")
     height: Side | None = Field(None, description="pixels; applied only with width")
@@ -115,7 +116,7 @@ class SessionStart(Message):
     true_cfg_scale: Guidance | None = Field(None, description="no effect")
     boundary_ratio: Share | None = Field(None, description="no effect")
     flow_shift: FlowShift | None = Field(None, description="overrides the model's")
-    negative_prompt: str | None = Field(None, description="no effect")
+    negative_prompt: PromptText | None = Field(None, description="no effect")
     quality: Quality | None = Field(None, description="no effect")
     video_params: VideoParams | None = None
     lora: dict[str, JsonValue] | None = Field(None, description="refused: not supported")
@@ -128,8 +129,8 @@ class SessionStart(Message):
         None, description="fields named as above are lifted, the rest joins extra_params"
     )
     num_outputs_per_prompt: Outputs = Field(1, description="the model accepts 1")
-    user: str | None = Field(None, description="no effect")
-    aspect_ratio: str | None = Field(None, description="no effect")
+    user: ShortText | None = Field(None, description="no effect")
+    aspect_ratio: ShortText | None = Field(None, description="no effect")
     short_edge: PositiveInt | None = Field(None, description="no effect")
     start_time_seconds: NotNegative | None = Field(None, description="no effect")
     generate_sound: bool | None = Field(None, description="no effect")

@@ -23,6 +23,7 @@ from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.checking import validate
+from vllm_omni.inputs.json_size import require_few_values
 
 MAX_BODY_BYTES = 64 * 2**20
 """Bytes of a body, picture included."""
@@ -40,7 +41,8 @@ _OTHER_MODELS = (
     "source_video", "source_audio", "mask", "masks",
 )  # fmt: skip
 _OF_STREAMS = ("format", "queue", "unbounded", "max_lead_ms")
-_TYPES = ("application/json", "multipart/form-data", "application/x-www-form-urlencoded")
+_URL_ENCODED = "application/x-www-form-urlencoded"
+_TYPES = ("application/json", "multipart/form-data", _URL_ENCODED)
 
 
 async def read_start(request: Request, state: ServerState) -> SessionStart:
@@ -127,6 +129,11 @@ async def _read_fields(request: Request, state: ServerState) -> Mapping[str, obj
     if kind == "application/json":
         body = await limited.body()
         return await state.in_thread(_json_body, body)
+    if kind == _URL_ENCODED:
+        # Its parser calls back for every separator, and runs on the event loop.
+        body = await limited.body()
+        if body.count(b"&") + body.count(b";") > _MAX_PARTS:
+            raise HttpRefusalError(400, f"the form has more than {_MAX_PARTS} fields")
     try:
         form = await limited.form(max_files=2, max_fields=_MAX_PARTS, max_part_size=_MAX_TEXT_BYTES)
     except HTTPException as error:
@@ -163,6 +170,7 @@ def _json_body(body: bytes) -> dict[str, object]:
 
 
 def _json_object(name: str, text: object) -> object:
+    require_few_values(str(text), field=name)
     try:
         return json.loads(str(text))
     except (ValueError, RecursionError) as error:

@@ -92,6 +92,53 @@ def test_the_last_four_prompts_are_kept(text):
     hook.remove()
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "road " * 6553,
+        "世界" * 16384,
+        "a" * 32768,
+        "x" * 5000 + " " + "y z " * 5000,
+        "".join(chr(97 + index * 7 % 26) if index % 6 else " " for index in range(32768)),
+        "🙂 é ﬁ ½ " * 3000,
+        "word\u00a0without\u00a0spaces\u00a0" * 1500,
+        " ".join("a" * (index % 40 + 1) for index in range(1500)),
+    ],
+    ids=[
+        "words",
+        "no spaces",
+        "one word",
+        "one word first",
+        "mixed",
+        "normal forms",
+        "nbsp",
+        "steps",
+    ],
+)
+def test_a_beginning_gives_the_tokens_of_the_whole(text, prompt):
+    """Bitwise: against the tokenizer alone, which reads everything."""
+    ids, mask = text.tokenize(prompt)
+    whole = text.tokenizer(
+        [prompt], padding="max_length", padding_side="right", max_length=TEXT_TOKENS,
+        truncation=True, return_tensors="pt",
+    )  # fmt: skip
+    assert torch.equal(ids, whole["input_ids"])
+    assert torch.equal(mask, whole["attention_mask"])
+
+
+def test_only_the_beginning_of_a_long_prompt_is_tokenized(text, monkeypatch):
+    read = []
+    rows = TextEncoder._rows
+
+    def recorded(self, head):
+        read.append(len(head))
+        return rows(self, head)
+
+    monkeypatch.setattr(TextEncoder, "_rows", recorded)
+    text.tokenize("road " * 6553)
+    assert sum(read) <= 8 * TEXT_TOKENS
+
+
 @pytest.mark.parametrize("folder", ["tokenizer", "text_encoder"])
 def test_a_missing_folder_is_named(tmp_path, folder):
     shutil.copytree(tiny_checkpoint_dir(), tmp_path / "model")

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, UMT5EncoderModel
+from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, UMT5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from vllm_omni.diffusion.distributed.parallel_state import is_root
@@ -22,6 +22,8 @@ logger = get_logger(__name__)
 TEXT_TOKENS = 512
 """Every prompt is padded or cut to this length."""
 _CACHED_PROMPTS = 4
+_FIRST_HEAD_CHARS = 8 * TEXT_TOKENS
+"""Of a long prompt; English has some five characters to a token."""
 
 
 class TextEncoder:
@@ -79,9 +81,25 @@ class TextEncoder:
     def tokenize(
         self, prompt: str
     ) -> tuple[Int64[Tensor, "1 text_tokens"], Int64[Tensor, "1 text_tokens"]]:
-        """Return token ids and mask of a prompt, padded on the right, or cut and logged."""
-        rows = self.tokenizer(
-            [prompt],
+        """Return token ids and mask of a prompt, padded on the right, or cut and logged.
+
+        A long prompt is read up to the end of a word only, as far as its first tokens need: the
+        tokenizer looks at each word alone, so that the rest of the text changes none of them.
+        """
+        heads = _heads(prompt)
+        rows = self._rows(next(heads))
+        for head in heads:
+            if len(rows["input_ids"]) > 1:
+                break
+            rows = self._rows(head)
+        if len(rows["input_ids"]) > 1:
+            logger.warning("a prompt was cut to %d tokens", TEXT_TOKENS)
+        return rows["input_ids"][:1], rows["attention_mask"][:1]
+
+    def _rows(self, text: str) -> BatchEncoding:
+        """Tokenize a text; what is too long for one row makes more."""
+        return self.tokenizer(
+            [text],
             padding="max_length",
             padding_side="right",
             max_length=TEXT_TOKENS,
@@ -90,14 +108,22 @@ class TextEncoder:
             return_attention_mask=True,
             return_tensors="pt",
         )
-        if len(rows["input_ids"]) > 1:
-            logger.warning("a prompt was cut to %d tokens", TEXT_TOKENS)
-        return rows["input_ids"][:1], rows["attention_mask"][:1]
 
     def _encode(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
         ids, mask = (part.to(self.encoder.device) for part in self.tokenize(prompt))
         hidden = self.encoder(ids, attention_mask=mask).last_hidden_state[0]
         return hidden * mask[0].unsqueeze(-1).to(hidden.dtype)
+
+
+def _heads(prompt: str) -> Iterator[str]:
+    """Yield ever longer beginnings of a prompt that end with a word; the last is all of it."""
+    length = _FIRST_HEAD_CHARS
+    while length < len(prompt):
+        end = prompt.rfind(" ", 0, length)
+        if end > 0:
+            yield prompt[:end]
+        length *= 4
+    yield prompt
 
 
 @contextmanager
