@@ -2,9 +2,12 @@
 
 import logging
 import sys
+from contextvars import ContextVar
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 _PACKAGE = "vllm_omni"
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""Id of the request that the current task works for, where it works for one."""
 
 
 def get_logger(name: str) -> logging.Logger:

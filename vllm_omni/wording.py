@@ -93,7 +93,13 @@ def refuse(requirement: str) -> PydanticCustomError:
 
 def problems(error: ValidationError) -> list[Problem]:
     """Everything that a failed validation found, in the order of declaration."""
-    return [_problem(details) for details in error.errors(include_url=False)]
+    return [problem(details) for details in error.errors(include_url=False)]
+
+
+def problem(details: ErrorDetails) -> Problem:
+    """One of the errors that pydantic lists, in our words."""
+    path = tuple(str(part) for part in details["loc"])
+    return Problem(path, _requirement(details), details["input"], details["type"])
 
 
 def shown(value: object) -> str:
@@ -109,11 +115,6 @@ def one_of(names: Iterable[object]) -> str:
     """Join words to ``a, b or c``."""
     *others, last = map(str, names)
     return f"{', '.join(others)} or {last}" if others else last
-
-
-def _problem(details: ErrorDetails) -> Problem:
-    path = tuple(str(part) for part in details["loc"])
-    return Problem(path, _requirement(details), details["input"], details["type"])
 
 
 def _requirement(details: ErrorDetails) -> str:

@@ -117,7 +117,7 @@ def test_an_acknowledged_event_id_stays_taken_and_a_refused_one_does_not():
 def test_misspelt_fields_are_ignored_where_the_page_says_so_and_refused_elsewhere():
     message = {"type": "session.start", "prompt": "a", "num_frame": 21,
                "image_reference": {"image_url": "data:,", "alt": "a harbour"}}  # fmt: skip
-    config = protocol.parse_start(json.dumps(message)).config()
+    config = protocol.parse_start(json.dumps(message)).model_dump(exclude_none=True)
     assert "num_frame" not in config
     assert config["image_reference"] == {"image_url": "data:,"}
     for refused in ({"extra_params": {"flow_shfit": 3}}, {"sampling_params": {"flow_shfit": 3}}):

@@ -74,6 +74,12 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, by_flag=True)
+        for number, key in enumerate(self.api_keys, 1):
+            if not key.isprintable() or key != key.strip():
+                raise ConfigError(
+                    f"--api-key: key {number} begins or ends with a space or holds a character "
+                    "that no header can carry; choose one of letters and digits (VLLM_API_KEY)"
+                )
         if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
             raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         for flag, name in (

@@ -1,5 +1,6 @@
 """Sizes in pixels, latents and tokens, and the count of frames in chunks."""
 
+import math
 from dataclasses import dataclass
 
 from vllm_omni.errors import InvalidRequestError
@@ -89,6 +90,12 @@ def chunks_of(pixel_frames: int) -> int:
             field="num_frames",
         )
     return 1 + extra // CHUNK_PIXEL_FRAMES
+
+
+def nearest_length(pixel_frames: float) -> int:
+    """Pixel frames of the rollout whose length is nearest; of two, the longer one."""
+    later_chunks = math.floor((pixel_frames - FIRST_CHUNK_PIXEL_FRAMES) / CHUNK_PIXEL_FRAMES + 0.5)
+    return pixel_frames_of(1 + max(later_chunks, 0))
 
 
 def lengths_near(pixel_frames: int) -> str:

@@ -78,6 +78,11 @@ def draw_seed() -> int:
     return secrets.randbits(SEED_BITS)
 
 
+def told_seed(seed: int) -> int | str:
+    """A seed as JSON that any client reads without loss: as text beyond what a double holds."""
+    return seed if abs(seed) <= 2**SEED_BITS else f"{seed}"
+
+
 Seed = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1), INTEGER]
 Fps = Annotated[float, Field(strict=True, ge=1, le=MAX_FPS), NUMBER]
 """Playback rate in pixel frames per second, and time base of interactions."""

@@ -89,7 +89,8 @@ def _data_url_bytes(url: str) -> bytes:
     if head is None:
         raise _refused("a data URL needs the form data:image/...;base64,...")
     try:
-        return base64.b64decode(url[head.end() :], validate=True)
+        # In lines, as many tools write it; spaces and line breaks mean nothing in base64.
+        return base64.b64decode("".join(url[head.end() :].split()), validate=True)
     except (binascii.Error, ValueError):
         raise _refused("the data URL does not hold valid base64") from None
 

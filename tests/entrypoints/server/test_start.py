@@ -19,9 +19,14 @@ def start(**fields: object) -> SessionStart:
     return parse_start(json.dumps(base | fields))
 
 
-def values(**fields: object) -> dict[str, object]:
+def values(*, native_fps: float = 16.0, **fields: object) -> dict[str, object]:
     """What the message means, as values of a request."""
-    return start(**fields).rollout_fields()
+    return start(**fields).rollout_fields(native_fps)
+
+
+def request_of(message: SessionStart) -> RolloutRequest:
+    given = message.rollout_fields(native_fps=16.0)
+    return RolloutRequest.model_validate({k: v for k, v in given.items() if v is not None})
 
 
 def test_defaults():
@@ -71,26 +76,30 @@ def test_length_and_rate(fields, frames, fps):
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "frames", "fps"),
     [
-        ({"seconds": "5"}, "5 s x 24 fps makes 120 pixel frames, .*num_frames .*: 117 and 129"),
-        ({"seconds": "5", "fps": 16}, "5 s x 16 fps makes 80 pixel frames, .*: 69 and 81"),
-        ({"seconds": "1", "fps": 8.5}, "1 s x 8.5 fps makes 8 pixel frames, .*: 9$"),
-        ({"seconds": "2", "video_params": {"fps": 10.4}}, "2 s x 10.4 fps makes 20 .*: 9 and 21"),
+        ({"seconds": "5"}, 81, 16),
+        ({"seconds": "4"}, 69, 16),
+        ({"seconds": "5", "fps": 24}, 117, 24),
+        ({"seconds": "1", "fps": 8.5}, 9, 8.5),
+        ({"seconds": "1", "fps": 1}, 9, 1),
+        ({"seconds": "3", "fps": 5}, 21, 5),
+        ({"seconds": "2", "video_params": {"fps": 10.4}}, 21, 10.4),
     ],
 )
-def test_seconds_that_make_no_rollout_are_told_the_lengths_next_to_them(fields, words):
-    message = start(**fields)
-    with pytest.raises(InvalidRequestError, match=words) as caught:
-        message.rollout_fields()
-    assert caught.value.field == "seconds"
+def test_seconds_become_the_nearest_length_at_the_rate_of_the_client_or_the_model(
+    fields, frames, fps
+):
+    given = values(native_fps=16.0, **fields)
+    assert (given["num_frames"], given["fps"]) == (frames, fps)
 
 
 @pytest.mark.parametrize("fps", [16, 24, 30])
-def test_no_whole_second_makes_a_rollout_at_usual_rates(fps):
+def test_no_length_is_nearer(fps):
+    lengths = [9 + 12 * k for k in range(600)]
     for seconds in range(1, 200):
-        with pytest.raises(InvalidRequestError, match=f"makes {seconds * fps} pixel frames"):
-            values(seconds=str(seconds), fps=fps)
+        frames = values(seconds=str(seconds), fps=fps)["num_frames"]
+        assert abs(frames - seconds * fps) == min(abs(n - seconds * fps) for n in lengths)
 
 
 def test_sampling_params_are_lifted_unless_present_and_the_rest_is_extra():
@@ -125,11 +134,34 @@ def test_unknown_fields_are_ignored_and_nulls_mean_absent():
 
 
 def test_the_echo_has_defaults_and_no_nulls():
-    config = start(seed=4, negative_prompt=None).config()
+    message = start(negative_prompt=None)
+    config = message.config(request_of(message))
     assert config["image_reference"] == {"image_url": URL}
     assert config["num_outputs_per_prompt"] == 1
     assert "type" not in config
     assert None not in config.values()
+    assert "num_frames" not in config
+
+
+@pytest.mark.parametrize(
+    ("seed", "told"),
+    [(4, 4), (2**53, 2**53), (-(2**53), -(2**53)), (2**53 + 1, "9007199254740993"),
+     (-(2**63), "-9223372036854775808"), ("9007199254740993", "9007199254740993"), (7.0, 7)],
+)  # fmt: skip
+def test_the_echo_tells_a_seed_as_any_client_can_read_it(seed, told):
+    message = start(seed=seed)
+    assert message.config(request_of(message))["seed"] == told
+
+
+def test_the_echo_tells_the_seed_that_was_drawn():
+    request = request_of(start())
+    assert start().config(request)["seed"] == request.seed < 2**53
+
+
+def test_the_echo_tells_the_length_that_seconds_became():
+    message = start(seconds="4")
+    config = message.config(request_of(message))
+    assert (config["seconds"], config["num_frames"], config["fps"]) == ("4", 69, 16)
 
 
 @pytest.mark.parametrize(

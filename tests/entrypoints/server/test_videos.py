@@ -190,6 +190,7 @@ async def test_what_breaks_before_a_session_is_told_counted_and_logged(
             "type": "server_error",
             "param": None,
             "code": 500,
+            "request_id": answer.headers["X-Request-Id"],
         }
     }
     assert counted(server) == {"failed unknown": 1}

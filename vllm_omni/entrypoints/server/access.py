@@ -6,13 +6,17 @@ import hmac
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from vllm_omni.config.server import ServerConfig
+from vllm_omni.entrypoints.server.http_errors import error_body
 
 SUBPROTOCOL = "vllm-omni"
 """What a socket's client offers beside its key, so that the server need not say a key back."""
 _KEY_PREFIX = "bearer."
-_POLICY_VIOLATION = 1008
+_SCHEME = "bearer"
+_UNAUTHORIZED = 401
+_FORBIDDEN = 403
 _READING_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
@@ -44,21 +48,22 @@ class AccessControl:
         if refusal is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            # Before the handshake a close becomes an HTTP 403 answer.
-            await receive()
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal[1]})
+            socket = WebSocket(scope, receive, send)
+            await socket.send_denial_response(_answer(_FORBIDDEN, refusal[1]))
         else:
-            status, message = refusal
-            await JSONResponse({"error": {"message": message}}, status)(scope, receive, send)
+            await _answer(*refusal)(scope, receive, send)
 
     def _has_key(self, scope: Scope, headers: Headers) -> bool:
         if not self._config.api_keys:
             return True
-        given = [headers.get("authorization", "").removeprefix("Bearer ").encode()]
+        given = _keys_of_headers(headers.getlist("authorization"))
         if scope["type"] == "websocket":
             given += _keys_of_subprotocols(scope["subprotocols"])
         return any(
-            hmac.compare_digest(one, key.encode()) for one in given for key in self._config.api_keys
+            hmac.compare_digest(one, key)
+            for one in given
+            for text in self._config.api_keys
+            for key in _spellings(text)
         )
 
     def _origin_allowed(self, headers: Headers) -> bool:
@@ -73,6 +78,25 @@ class AccessControl:
 def chosen_subprotocol(offered: list[str]) -> str | None:
     """What to answer to a client's subprotocols; a browser closes a socket that chose none."""
     return SUBPROTOCOL if SUBPROTOCOL in offered else None
+
+
+def _answer(status: int, message: str) -> JSONResponse:
+    headers = {"WWW-Authenticate": _SCHEME.title()} if status == _UNAUTHORIZED else None
+    return JSONResponse(error_body(status, message), status, headers=headers)
+
+
+def _keys_of_headers(values: list[str]) -> list[bytes]:
+    """The bytes behind ``Bearer``, whatever its case; none of several headers of the name."""
+    if len(values) != 1:
+        return []
+    scheme, _, key = values[0].partition(" ")
+    return [key.strip(" ").encode("latin-1")] if scheme.lower() == _SCHEME else []
+
+
+def _spellings(key: str) -> list[bytes]:
+    """How clients write a key in a header: as UTF-8, or in the older encoding where that can."""
+    latin = key.encode("latin-1", "ignore")
+    return [key.encode(), latin] if latin.decode("latin-1") == key else [key.encode()]
 
 
 def _keys_of_subprotocols(offered: list[str]) -> list[bytes]:

@@ -12,6 +12,8 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI, WebSocket
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from vllm_omni import __version__
@@ -19,13 +21,26 @@ from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.access import AccessControl, chosen_subprotocol
+from vllm_omni.entrypoints.server.api_page import api_page_route
 from vllm_omni.entrypoints.server.channel import SocketChannel
 from vllm_omni.entrypoints.server.connections import BACKLOG
-from vllm_omni.entrypoints.server.http_errors import answer_error, error_response
+from vllm_omni.entrypoints.server.http_errors import (
+    OneErrorShape,
+    answer_error,
+    answer_http_exception,
+    answer_wrong_parameters,
+    error_response,
+)
 from vllm_omni.entrypoints.server.image_source import ImageSource
+from vllm_omni.entrypoints.server.openapi import describe
 from vllm_omni.entrypoints.server.operations import operations_router
-from vllm_omni.entrypoints.server.realtime_video import RealtimeVideoSession, Timers
+from vllm_omni.entrypoints.server.realtime_video import (
+    SESSION_PREFIX,
+    RealtimeVideoSession,
+    Timers,
+)
 from vllm_omni.entrypoints.server.refusals import refusal_of_handshake
+from vllm_omni.entrypoints.server.request_ids import RequestIds, name_request
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.transport import SOCKET_PATH, describe_address, uvicorn_config
 from vllm_omni.entrypoints.server.videos import videos_router
@@ -36,6 +51,7 @@ from vllm_omni.system_errors import is_refusal, sentence
 
 logger = get_logger(__name__)
 
+TITLE = "vllm-omni"
 _LAG_PERIOD_S = 0.1
 _DRAIN_POLL_S = 0.05
 _DRAIN_SHARE = 0.6
@@ -54,8 +70,12 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
         lag.cancel()
         state.threads.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(title="vllm-omni", version=__version__, lifespan=lifespan)
+    app = FastAPI(
+        title=TITLE, version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     app.add_exception_handler(OmniError, answer_error)
+    app.add_exception_handler(HTTPException, answer_http_exception)
+    app.add_exception_handler(RequestValidationError, answer_wrong_parameters)
     app.add_exception_handler(Exception, answer_error)
     app.add_middleware(AccessControl, config=state.config)
     if state.config.allowed_origins:
@@ -65,9 +85,16 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
             allow_origins=state.config.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
+            expose_headers=["*"],
         )
-    app.include_router(operations_router(state))
-    app.include_router(videos_router(state))
+    app.add_middleware(OneErrorShape)
+    app.add_middleware(RequestIds)
+    routers = (operations_router(state), videos_router(state))
+    schema = describe(routers, title=TITLE, needs_key=bool(state.config.api_keys))
+    app.openapi = lambda: schema  # The framework's way to have a schema of one's own.
+    app.router.routes.append(api_page_route(schema))
+    for router in routers:
+        app.include_router(router)
 
     if state.config.web_page:
         app.router.routes.extend(web_page_routes())
@@ -78,6 +105,7 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
         if refusal is not None:
             await socket.send_denial_response(error_response(refusal))
             return
+        name_request(SESSION_PREFIX)
         await socket.accept(chosen_subprotocol(socket.scope["subprotocols"]))
         task = asyncio.current_task()
         assert task is not None, "a handler runs in a task"

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import Request
-from fastapi.responses import JSONResponse
+from http import HTTPStatus
 
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vllm_omni.entrypoints.server.request_ids import HEADER, current_request_id
 from vllm_omni.errors import (
     DeviceOutOfMemoryError,
     InvalidRequestError,
@@ -15,6 +22,7 @@ from vllm_omni.errors import (
     WorkerFailedError,
     WorkerRestartedError,
 )
+from vllm_omni.wording import problem
 
 INTERNAL_ERROR = 500
 CLIENT_LEFT = 499
@@ -31,6 +39,8 @@ _STATUSES: tuple[tuple[type[OmniError], int], ...] = (
     (WorkerRestartedError, 503),
 )
 _UNAVAILABLE = 503
+_METHOD_NOT_ALLOWED = 405
+_UNPROCESSABLE = 422
 
 
 class HttpRefusalError(OmniError):
@@ -88,8 +98,70 @@ def error_body(
             "type": kind or _kind(status),
             "param": field,
             "code": status,
+            "request_id": current_request_id(),
         }
     }
+
+
+async def answer_http_exception(_: Request, error: Exception) -> JSONResponse:
+    """The answer where the framework refuses: no such route, or not by this method."""
+    assert isinstance(error, HTTPException), "registered for this class"
+    headers = dict(error.headers or {})
+    text = error.detail
+    if error.status_code == _METHOD_NOT_ALLOWED and "Allow" in headers:
+        text = f"{text}; this route takes {headers['Allow']}"
+    return JSONResponse(error_body(error.status_code, text), error.status_code, headers=headers)
+
+
+async def answer_wrong_parameters(_: Request, error: Exception) -> JSONResponse:
+    """The answer to parameters of a URL that break their schema."""
+    assert isinstance(error, RequestValidationError), "registered for this class"
+    first = problem(error.errors()[0])
+    place, *path = first.path
+    field = ".".join(path) or place
+    return JSONResponse(error_body(_UNPROCESSABLE, f"{field}: {first.text}", field=field), 422)
+
+
+class OneErrorShape:
+    """ASGI middleware: plain text of the framework's own refusals becomes the body of all errors.
+
+    Such are a range that a file does not have and a page that CORS does not let in.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application, and rewrite an answer that is an error in plain text."""
+        begun: Message | None = None
+        text = bytearray()
+
+        async def rewrite(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start" and _is_plain_error(message):
+                begun = message
+            elif begun is None:
+                await send(message)
+            else:
+                text.extend(message.get("body", b""))
+                if not message.get("more_body", False):
+                    await _in_shape(begun, text.decode("utf-8", "replace"))(scope, receive, send)
+
+        await self._app(scope, receive, rewrite if scope["type"] == "http" else send)
+
+
+def _is_plain_error(message: Message) -> bool:
+    kind = Headers(raw=message["headers"]).get("content-type", "")
+    return message["status"] >= HTTPStatus.BAD_REQUEST and kind.startswith("text/plain")
+
+
+def _in_shape(begun: Message, text: str) -> JSONResponse:
+    status = begun["status"]
+    answer = JSONResponse(error_body(status, text or HTTPStatus(status).phrase), status)
+    for name, value in Headers(raw=begun["headers"]).items():
+        if not name.startswith("content-") or name == "content-range":
+            answer.headers[name] = value
+    return answer
 
 
 async def answer_error(_: Request, error: Exception) -> JSONResponse:
@@ -100,8 +172,12 @@ async def answer_error(_: Request, error: Exception) -> JSONResponse:
 def _answer(
     status: int, message: str, *, kind: str | None = None, field: str | None = None
 ) -> JSONResponse:
-    retry = {"Retry-After": _RETRY_AFTER_S} if status == _UNAVAILABLE else None
-    return JSONResponse(error_body(status, message, kind=kind, field=field), status, headers=retry)
+    # Here, since what the framework catches last is answered outside of all middleware.
+    headers = {HEADER: current_request_id()}
+    if status == _UNAVAILABLE:
+        headers["Retry-After"] = _RETRY_AFTER_S
+    body = error_body(status, message, kind=kind, field=field)
+    return JSONResponse(body, status, headers=headers)
 
 
 def _kind(status: int) -> str:

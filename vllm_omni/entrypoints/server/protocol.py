@@ -5,7 +5,7 @@ A message is a JSON object in a text frame; video travels in binary frames, each
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal, get_args
 
 from pydantic import Field, JsonValue
@@ -283,12 +283,42 @@ def load_object(text: str, *, limit: int) -> dict[str, object]:
         )
     require_few_values(text)
     try:
-        loaded = json.loads(text, parse_constant=_refuse_constant)
+        loaded = load_json(text)
+    except InvalidRequestError:
+        raise
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the message is not valid JSON: {error!s:.120}") from None
     if not isinstance(loaded, dict):
         raise InvalidRequestError(f"the message must be a JSON object, got {type(loaded).__name__}")
     return loaded
+
+
+def load_json(text: str) -> object:
+    """The value that a JSON text stands for.
+
+    Raises:
+        InvalidRequestError: if an object of it names a field twice.
+        ValueError, RecursionError: if it is not JSON, or too deep.
+    """
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repetition)
+
+
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The object of these pairs; which of two values is meant, nobody knows."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise InvalidRequestError("is given twice", field=f"{repeated(n for n, _ in pairs):.100}")
+    return found
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first of some names that comes a second time, if one does."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _refuse_constant(name: str) -> object:

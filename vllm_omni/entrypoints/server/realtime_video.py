@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
@@ -44,6 +43,7 @@ from vllm_omni.entrypoints.server.protocol import (
     parse_start,
 )
 from vllm_omni.entrypoints.server.refusals import count_refusal, refusals_counted
+from vllm_omni.entrypoints.server.request_ids import name_request
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.steering import Steering
 from vllm_omni.errors import (
@@ -54,6 +54,7 @@ from vllm_omni.errors import (
 )
 from vllm_omni.inputs.request import RolloutRequest
 
+SESSION_PREFIX = "video_stream-"
 _MAX_PREPARING = 4
 """Resets of one session that may wait for their pictures."""
 
@@ -87,7 +88,7 @@ class RealtimeVideoSession:
         self._engine = state.client.engine
         self._events = EventQueue()
         self._resets: asyncio.Queue[SessionReset] = asyncio.Queue(_MAX_PREPARING)
-        self._request_id = f"video_stream-{uuid.uuid4().hex}"
+        self._request_id = name_request(SESSION_PREFIX)
         self._steering = Steering(channel, state, self._request_id)
         self._config: dict[str, JsonValue] = {}
         self._session_id: str | None = None
@@ -163,7 +164,7 @@ class RealtimeVideoSession:
     # ------------------------------------------------------------ video
 
     async def _make_video(self, start: SessionStart, request: RolloutRequest) -> None:
-        self._config = start.config() | {"seed": request.seed}
+        self._config = start.config(request)
         if not start.queue:
             await self._send_start()
         try:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
-from vllm_omni.diffusion.geometry import chunks_of, lengths_near
+from vllm_omni.diffusion.geometry import nearest_length
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.bounds import (
@@ -25,8 +25,10 @@ from vllm_omni.inputs.bounds import (
     Side,
     Steps,
     Text,
+    told_seed,
 )
 from vllm_omni.inputs.checking import Message, validate
+from vllm_omni.inputs.request import RolloutRequest
 from vllm_omni.wording import refuse
 
 DEFAULT_FPS = 24.0
@@ -107,7 +109,8 @@ class SessionStart(Message):
     fps: Fps | None = Field(None, description="playback rate and time base of interactions; 24")
     seconds: Seconds | None = Field(
         None,
-        description="length at fps, where seconds x fps is 9 + 12k: never at 16, 24 or 30 fps",
+        description="length, where num_frames is not given: the nearest that a rollout has "
+        "(9 + 12k pixel frames) at fps, or else at the model's own rate",
     )
     seed: Seed | None = None
     num_inference_steps: Steps | None = Field(None, description="the model accepts 4")
@@ -176,9 +179,15 @@ class SessionStart(Message):
                 raise ValueError(f"unbounded excludes extra_params.{name}, whose length is fixed")
         return self
 
-    def config(self) -> dict[str, Any]:
-        """The request as ``video.start`` echoes it: without nulls."""
-        return self.model_dump(mode="json", exclude_none=True, exclude={"type", "format"})
+    def config(self, request: RolloutRequest) -> dict[str, Any]:
+        """The message as ``video.start`` echoes it: without nulls, with what the server chose.
+
+        Args:
+            request: what became of the message.
+        """
+        length = {} if self.rules_frames else {"num_frames": request.num_frames, "fps": request.fps}
+        said = self.model_dump(mode="json", exclude_none=True, exclude={"type", "format"})
+        return said | length | {"seed": told_seed(request.seed)}
 
     def check_model(self, served_names: tuple[str, ...]) -> None:
         """Refuse a model name that is not served; no name passes."""
@@ -188,13 +197,16 @@ class SessionStart(Message):
                 field="model",
             )
 
-    def rollout_fields(self) -> dict[str, object]:
+    def rollout_fields(self, native_fps: float = DEFAULT_FPS) -> dict[str, object]:
         """Resolve alternative spellings into the values of a ``RolloutRequest``.
 
+        Args:
+            native_fps: playback rate of a length in seconds that comes without one.
+
         Raises:
-            InvalidRequestError: for what no stream can do, encoder options that are none, and a
-                length in seconds that no rollout has.
+            InvalidRequestError: for what no stream can do, and encoder options that are none.
         """
+        fps = self._fps(DEFAULT_FPS if self.rules_frames else native_fps)
         if self.lora is not None:
             raise InvalidRequestError("adapters are not supported by this model", field="lora")
         if self.extra_params.get(_PREENCODED):
@@ -208,8 +220,8 @@ class SessionStart(Message):
             "image": self.image_url or None,
             "width": width,
             "height": height,
-            "num_frames": self._num_frames(),
-            "fps": self._fps(),
+            "num_frames": self._num_frames(fps),
+            "fps": fps,
             "output_type": "pil",
             "extra_args": self._extra_args(),
         }
@@ -245,28 +257,22 @@ class SessionStart(Message):
             height = self.video_params.height if height is None else height
         return (None, None) if width is None or height is None else (width, height)
 
-    def _fps(self) -> float:
+    def _fps(self, default: float) -> float:
         if self.fps is not None:
             return self.fps
         if self.video_params is not None and self.video_params.fps is not None:
             return self.video_params.fps
-        return DEFAULT_FPS
+        return default
 
-    def _num_frames(self) -> int | None:
-        """Pixel frames; a length in seconds is refused in the words of the client."""
-        named = self._named_frames()
-        if named is not None or self.seconds is None:
-            return named
-        frames = int(int(self.seconds) * self._fps())
-        try:
-            chunks_of(frames)
-        except InvalidRequestError:
-            raise InvalidRequestError(
-                f"{self.seconds} s x {self._fps():g} fps makes {frames} pixel frames, but a "
-                f"rollout has 9 + 12k; give num_frames instead, nearest: {lengths_near(frames)}",
-                field="seconds",
-            ) from None
-        return frames
+    @property
+    def rules_frames(self) -> bool:
+        """Whether the length does not follow from ``seconds``."""
+        return self.seconds is None or self._named_frames() is not None
+
+    def _num_frames(self, fps: float) -> int | None:
+        if self.rules_frames or self.seconds is None:
+            return self._named_frames()
+        return nearest_length(int(self.seconds) * fps)
 
     def _named_frames(self) -> int | None:
         if self.num_frames is not None:

@@ -66,7 +66,9 @@ class ServerState:
             InvalidRequestError: naming the field, what was got and what is needed.
         """
         start.check_model(self.config.served_model_names)
-        fields = start.rollout_fields() | {"unbounded": start.unbounded if streamed else None}
+        fields = start.rollout_fields(self.door.policy.limits.native_fps) | {
+            "unbounded": start.unbounded if streamed else None
+        }
         request = self.door.check(fields)
         self.images.check(start.image_url)
         return request

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import Request
-from starlette.datastructures import UploadFile
+from starlette.datastructures import ImmutableMultiDict, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from vllm_omni.entrypoints.server.http_errors import ClientLeftError, HttpRefusalError
-from vllm_omni.entrypoints.server.protocol import load_object
+from vllm_omni.entrypoints.server.protocol import load_json, load_object, repeated
+from vllm_omni.entrypoints.server.request_ids import current_request_id
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.checking import validate
 from vllm_omni.inputs.json_size import require_few_values
+from vllm_omni.logger import get_logger
+
+logger = get_logger(__name__)
 
 MAX_BODY_BYTES = 64 * 2**20
 """Bytes of a body, picture included."""
@@ -41,12 +46,36 @@ _OTHER_MODELS = (
     "source_video", "source_audio", "mask", "masks",
 )  # fmt: skip
 _OF_STREAMS = ("format", "queue", "unbounded", "max_lead_ms")
+_KNOWN = frozenset({*SessionStart.model_fields, _UPLOAD, *_OTHER_MODELS})
+_MOST_NAMED = 10
+_MOST_NAME_CHARS = 60
 _URL_ENCODED = "application/x-www-form-urlencoded"
 _TYPES = ("application/json", "multipart/form-data", _URL_ENCODED)
 
 
-async def read_start(request: Request, state: ServerState) -> SessionStart:
-    """The body of a request as a start message.
+@dataclass(frozen=True, slots=True)
+class ReadBody:
+    """A body that was read.
+
+    Attributes:
+        ignored: names of fields that nothing here knows, as the client wrote them.
+    """
+
+    start: SessionStart
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> dict[str, str]:
+        """Header that tells a client what was ignored."""
+        if not self.ignored:
+            return {}
+        listed = ", ".join(_plain(name) for name in self.ignored[:_MOST_NAMED])
+        more = "" if len(self.ignored) <= _MOST_NAMED else ", ..."
+        return {"Warning": f'199 vllm-omni "unknown fields were ignored: {listed}{more}"'}
+
+
+async def read_body(request: Request, state: ServerState) -> ReadBody:
+    """The body of a request as a start message, and what of it means nothing here.
 
     Raises:
         HttpRefusalError: 400 for a form that contradicts itself, 408 for a client that is too
@@ -63,7 +92,17 @@ async def read_start(request: Request, state: ServerState) -> SessionStart:
         ) from None
     except ClientDisconnect:
         raise ClientLeftError from None
-    return await state.in_thread(start_of, fields)
+    start = await state.in_thread(start_of, fields)
+    unknown = tuple(name for name in fields if name not in _KNOWN)
+    if unknown:
+        named = ", ".join(map(_plain, unknown[:_MOST_NAMED]))
+        logger.warning("%s: unknown fields were ignored: %s", current_request_id(), named)
+    return ReadBody(start, unknown)
+
+
+def _plain(name: str) -> str:
+    """A client's name for a field, as a header can carry it."""
+    return quote(name[:_MOST_NAME_CHARS], safe="_-.")
 
 
 def start_of(fields: Mapping[str, object]) -> SessionStart:
@@ -73,7 +112,7 @@ def start_of(fields: Mapping[str, object]) -> SessionStart:
     The picture is an upload (bytes) or a URL under ``input_reference``, or ``image_reference``.
 
     Raises:
-        HttpRefusalError: see :func:`read_start`.
+        HttpRefusalError: see :func:`read_body`.
     """
     given = {name: value for name, value in fields.items() if value not in (None, "")}
     _check_names(given)
@@ -139,12 +178,24 @@ async def _read_fields(request: Request, state: ServerState) -> Mapping[str, obj
     except HTTPException as error:
         raise HttpRefusalError(400, f"the form cannot be read: {error.detail!s:.200}") from None
     try:
+        refuse_repeated(form)
         return {
             name: await value.read() if isinstance(value, UploadFile) else value
             for name, value in form.items()
         }
     finally:
         await form.close()
+
+
+def refuse_repeated(given: ImmutableMultiDict[str, Any]) -> None:
+    """Refuse names that a form or the query of a URL holds twice.
+
+    Raises:
+        HttpRefusalError: 400, naming the first one.
+    """
+    twice = repeated(name for name, _ in given.multi_items())
+    if twice is not None:
+        raise _refused(f"{twice:.100}", "is given twice")
 
 
 def _limited(receive: Receive) -> Receive:
@@ -172,7 +223,7 @@ def _json_body(body: bytes) -> dict[str, object]:
 def _json_object(name: str, text: object) -> object:
     require_few_values(str(text), field=name)
     try:
-        return json.loads(str(text))
+        return load_json(str(text))
     except (ValueError, RecursionError) as error:
         raise _refused(name, f"is not valid JSON: {error!s:.120}") from None
 

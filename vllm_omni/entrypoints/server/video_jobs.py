@@ -20,6 +20,7 @@ from vllm_omni.entrypoints.server.http_errors import HttpRefusalError, message_o
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.video_rollout import FinishedVideo, VideoRequest, VideoRollout
 from vllm_omni.entrypoints.server.video_store import VideoStore
+from vllm_omni.inputs.bounds import told_seed
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)
@@ -128,7 +129,7 @@ class VideoJob:
             "fps": session.fps,
             "num_frames": self.request.num_frames,
             "duration_s": duration_s,
-            "metrics": {"num_chunks": session.num_chunks, "seed": session.seed},
+            "metrics": {"num_chunks": session.num_chunks, "seed": told_seed(session.seed)},
             "stage_durations": {} if video is None else video.stage_durations,
             "peak_memory_mb": None if video is None else video.peak_bytes / _MIB,
             "action": None,

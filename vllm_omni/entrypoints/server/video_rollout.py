@@ -42,6 +42,8 @@ class FinishedVideo:
 
     mp4: bytes
     seed: int
+    num_frames: int
+    fps: float
     inference_s: float
     stage_durations: dict[str, float]
     peak_bytes: int
@@ -164,7 +166,15 @@ class VideoRollout:
                 f"the finished video of {len(fragments)} bytes is lost: the server's folder for "
                 f"temporary files (TMPDIR) cannot hold it: {reason(error)}",
             ) from error
-        return FinishedVideo(mp4, session.seed, last_s - started_s, durations, event.peak_bytes)
+        return FinishedVideo(
+            mp4,
+            seed=session.seed,
+            num_frames=self.request.num_frames,
+            fps=session.fps,
+            inference_s=last_s - started_s,
+            stage_durations=durations,
+            peak_bytes=event.peak_bytes,
+        )
 
     async def _encode(self, encoder: ChunkEncoder, event: ChunkReady) -> bytes:
         # The engine pauses the session while two chunks wait here.

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator
 from typing import Annotated
 from urllib.parse import quote
@@ -23,9 +22,10 @@ from vllm_omni.entrypoints.server.http_errors import (
     status_of,
 )
 from vllm_omni.entrypoints.server.refusals import refusals_counted
+from vllm_omni.entrypoints.server.request_ids import name_request, name_result
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
-from vllm_omni.entrypoints.server.video_form import body_schema, read_start
+from vllm_omni.entrypoints.server.video_form import body_schema, read_body, refuse_repeated
 from vllm_omni.entrypoints.server.video_jobs import MEDIA_TYPE, Order, VideoJob, VideoJobs
 from vllm_omni.entrypoints.server.video_rollout import FinishedVideo, VideoRollout, prepare
 from vllm_omni.logger import get_logger
@@ -60,23 +60,26 @@ def _add_making_routes(router: APIRouter, state: ServerState, jobs: VideoJobs) -
     @router.post(_PREFIX, openapi_extra=body_schema())
     async def create_job(request: Request) -> JSONResponse:
         """Start a video and answer at once with its job; errors of the request come at once."""
-        request_id = f"video_gen_{uuid.uuid4().hex}"
+        request_id = name_result("video_gen_")
         with refusals_counted(state.client.engine.metrics, request_id):
             _check_ready(state)
-            start = await read_start(request, state)
+            body = await read_body(request, state)
+            start = body.start
             prepared = await prepare(state, start, request_id)
             job = await jobs.add(prepared, start.model or state.config.served_model_names[0])
-        return JSONResponse(job.to_json())
+        return JSONResponse(job.to_json(), headers=body.warnings)
 
 
 def _add_job_routes(router: APIRouter, jobs: VideoJobs) -> None:
     @router.get(_PREFIX)
     async def list_jobs(
+        request: Request,
         after: str | None = None,
         limit: Annotated[int, Query(ge=0, le=100)] = 20,
         order: Order = "desc",
     ) -> JSONResponse:
         """Jobs by age, newest first unless asked otherwise."""
+        refuse_repeated(request.query_params)
         page, has_more = jobs.page(after=after, limit=limit, order=order)
         return JSONResponse(
             {
@@ -113,7 +116,7 @@ class SyncVideo:
     def __init__(self, state: ServerState, request: Request) -> None:
         self._state = state
         self._request = request
-        self._request_id = f"video_sync-{uuid.uuid4().hex}"
+        self._request_id = name_request("video_sync-")
         self._metrics = state.client.engine.metrics
         self._is_open = False
 
@@ -122,7 +125,8 @@ class SyncVideo:
         deadline = time.monotonic() + envs.video_sync_timeout_s()
         with refusals_counted(self._metrics, self._request_id):
             _check_ready(self._state)
-            start = await read_start(self._request, self._state)
+            body = await read_body(self._request, self._state)
+        start = body.start
         model = start.model or self._state.config.served_model_names[0]
         making = asyncio.create_task(self._make(start), name=self._request_id)
         leaving = asyncio.create_task(self._client_left(), name=f"{self._request_id} client")
@@ -138,7 +142,9 @@ class SyncVideo:
             leaving.cancel()
             await asyncio.gather(making, leaving, return_exceptions=True)
         if done:
-            return self._result(making, model)
+            answer = self._result(making, model)
+            answer.headers.update(body.warnings)
+            return answer
         if not self._is_open:  # The engine counts a session that it has.
             self._metrics.stopped(StopCause.DISCONNECTED)
         return Response(status_code=CLIENT_LEFT) if left else self._too_late()
@@ -159,9 +165,10 @@ class SyncVideo:
         if error is None:
             video = making.result()
             headers = {
-                "X-Request-Id": self._request_id,
-                "X-Model": model if model.isascii() else quote(model),
+                "X-Model": _in_header(model),
                 "X-Seed": f"{video.seed}",
+                "X-Num-Frames": f"{video.num_frames}",
+                "X-Fps": f"{video.fps:g}",
                 "X-Inference-Time-S": f"{video.inference_s:.3f}",
                 "X-Stage-Durations": json.dumps(video.stage_durations),
                 "X-Peak-Memory-MB": f"{video.peak_bytes / _MIB:.3f}",
@@ -169,9 +176,7 @@ class SyncVideo:
             return Response(video.mp4, media_type=MEDIA_TYPE, headers=headers)
         if status_of(error) >= 500:
             logger.error("%s failed", self._request_id, exc_info=error)
-        answer = error_response(error)
-        answer.headers["X-Request-Id"] = self._request_id
-        return answer
+        return error_response(error)
 
     def _too_late(self) -> Response:
         limit_s = envs.video_sync_timeout_s()
@@ -180,6 +185,11 @@ class SyncVideo:
             "POST /v1/videos makes it as a job"
         )
         return error_response(HttpRefusalError(504, message))
+
+
+def _in_header(text: str) -> str:
+    """Text of the operator as a header can carry it: percent-encoded where it is no plain ASCII."""
+    return text if text.isascii() and text.isprintable() else quote(text)
 
 
 def _check_ready(state: ServerState) -> None:
