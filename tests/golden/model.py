@@ -68,12 +68,13 @@ class Model:
             checkpoint = None
             weights = _checkpoint_names(archive.tensors(keys.text("weights")))
             raw = archive.resolved(keys.take("config"))
-        overrides = archive.resolved(keys.optional("overrides") or {})
+        said = keys.optional("overrides") or {}
+        overrides = archive.resolved(said)
         if not isinstance(raw, Mapping) or not isinstance(overrides, Mapping):
             raise RecipeError(f"{keys.where}: config and overrides must be objects or refer to one")
         keys.done()
         unknown = set(_renamed(overrides)) - _FIELDS
-        if unknown:
+        if unknown and not isinstance(said, str):  # facts may say more than sizes
             raise RecipeError(f"{keys.where}: no such sizes to override: {', '.join(unknown)}")
         return cls(_config({**_renamed(raw), **_renamed(overrides)}), checkpoint, weights)
 
@@ -189,7 +190,9 @@ def _config(raw: Mapping[str, Any]) -> LingBotWorldConfig:
 
 
 def _renamed(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {_OTHER_NAMES.get(key, key): value for key, value in raw.items()}
+    """Fields by their own names; a short name does not replace a value under the own one."""
+    short = {_OTHER_NAMES[key]: value for key, value in raw.items() if key in _OTHER_NAMES}
+    return short | {key: value for key, value in raw.items() if key not in _OTHER_NAMES}
 
 
 def _checkpoint_names(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -23,7 +23,7 @@ from vllm_omni.inputs.picture import load_image
 from vllm_omni.inputs.request import RequestPolicy
 
 _CPU = torch.device("cpu")
-_REQUEST = ("prompt", "image", "height", "width", "num_frames", "seed", "extra_args")
+_REQUEST = ("prompt", "image", "height", "width", "num_frames", "seed")
 
 
 def world(job: Job) -> list[Run]:
@@ -81,7 +81,7 @@ class _Request:
     @classmethod
     def read(cls, keys: Keys, archive: Archive) -> "_Request":
         given = {name: keys.take(name) for name in _REQUEST}
-        given["extra_args"] = dict(archive.resolved(given["extra_args"]))
+        given["extra_args"] = dict(archive.resolved(keys.optional("extra_args") or {}))
         script, is_reversed = keys.optional("script"), keys.optional("reversed")
         if script is not None:
             chunks = archive.resolved(script)
@@ -116,14 +116,14 @@ class _Rollouts:
         """
         lengths = {name: each.request.num_chunks or 0 for name, each in requests.items()}
         turns = list(order or [name for name in requests for _ in range(lengths[name])])
-        if {name: turns.count(name) for name in lengths} != lengths:
-            raise RecipeError(f"order {turns} does not have all chunks of all sessions: {lengths}")
+        if any(name not in lengths or turns.count(name) > lengths[name] for name in turns):
+            raise RecipeError(f"order {turns} goes beyond the chunks of the sessions: {lengths}")
         made: dict[str, _Parts] = {name: _Parts() for name in requests}
         for name, each in requests.items():
             self.worker.open_session(name, each.request)
         for name in turns:
             made[name].add(self.worker, name, requests[name])
-        results = {name: self._results(requests[name], made[name]) for name in requests}
+        results = {name: self._results(requests[name], made[name]) for name in set(turns)}
         self.worker.shutdown()
         return results
 
