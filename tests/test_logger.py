@@ -5,7 +5,7 @@ import multiprocessing
 
 import pytest
 
-from vllm_omni.logger import adopt, configure_logging, get_logger, log_file
+from vllm_omni.logger import adopt, configure_logging, get_logger, log_failure, log_file
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -75,3 +75,29 @@ def test_processes_append_whole_lines_to_one_file(tmp_path):
         numbers = [int(line.split(" line ")[1].split()[0]) for line in own]
         assert numbers == list(range(LINES))
         assert all(line.endswith("x" * 500) for line in own)
+
+
+def test_a_full_disk_is_told_once_and_without_a_traceback(capsys):
+    configure_logging(file="/dev/full")
+    log = get_logger("vllm_omni.part")
+    log.info("first")
+    assert log_failure() is not None
+    log.info("second")
+    said = capsys.readouterr().err
+    assert said.count("log lines are lost: '/dev/full': No space left on device") == 1
+    assert "Traceback" not in said
+    assert said.count(" first\n") == said.count(" second\n") == 1
+
+
+def test_a_file_that_takes_lines_again_is_no_failure(tmp_path):
+    configure_logging(file=str(tmp_path / "log"))
+    get_logger("vllm_omni.part").info("half a pair \ud83d and a name %s", "\udce9")
+    assert log_failure() is None
+    assert r"half a pair \ud83d and a name \udce9" in (tmp_path / "log").read_text()
+
+
+def test_a_mistake_in_a_call_of_the_logger_is_told_as_one(tmp_path, capsys):
+    configure_logging(file=str(tmp_path / "log"))
+    get_logger("vllm_omni.part").info("%d", "no number")
+    assert "TypeError" in capsys.readouterr().err
+    assert log_failure() is None

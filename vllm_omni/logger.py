@@ -2,10 +2,14 @@
 
 import logging
 import sys
+import time
 from contextvars import ContextVar
+
+from vllm_omni.system_errors import reason
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 _PACKAGE = "vllm_omni"
+_TELL_AGAIN_S = 60.0
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """Id of the request that the current task works for, where it works for one."""
 
@@ -13,6 +17,42 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 def get_logger(name: str) -> logging.Logger:
     """Logger of a module; handlers are installed only by :func:`configure_logging`."""
     return logging.getLogger(name)
+
+
+class LogFile(logging.FileHandler):
+    """A file for log lines. When it cannot be written, one line a minute on stderr says so.
+
+    Attributes:
+        failure: what the system said of the last line; ``None`` if that was written.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file, encoding="utf-8", errors="backslashreplace")
+        self.failure: OSError | None = None
+        self._told_s = -_TELL_AGAIN_S
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        self.failure = None
+        super().emit(record)
+
+    def close(self) -> None:
+        """Close the file; what could not be written before cannot be now."""
+        try:
+            super().close()
+        except OSError as error:
+            self.failure = error
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's own name)
+        """Take note of a line that could not be written; other errors are told as usual."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self.failure = error
+        if time.monotonic() - self._told_s > _TELL_AGAIN_S:
+            self._told_s = time.monotonic()
+            print(f"log lines are lost: {self.baseFilename!r}: {reason(error)}", file=sys.stderr)
 
 
 def configure_logging(
@@ -27,7 +67,7 @@ def configure_logging(
     formatter = logging.Formatter(prefix + _FORMAT, datefmt="%m-%d %H:%M:%S")
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if file is not None:
-        handlers.append(logging.FileHandler(file, encoding="utf-8", errors="backslashreplace"))
+        handlers.append(LogFile(file))
     package = logging.getLogger(_PACKAGE)
     for old in package.handlers:
         old.close()
@@ -43,6 +83,14 @@ def log_file() -> str | None:
     for handler in logging.getLogger(_PACKAGE).handlers:
         if isinstance(handler, logging.FileHandler):
             return handler.baseFilename
+    return None
+
+
+def log_failure() -> OSError | None:
+    """Return what the system said when the latest line should go to the file."""
+    for handler in logging.getLogger(_PACKAGE).handlers:
+        if isinstance(handler, LogFile):
+            return handler.failure
     return None
 
 

@@ -10,6 +10,10 @@ _ADVICE = {
     errno.ENOMEM: "the machine or the container has too little memory",
 }
 _NO_THREAD = "can't start new thread"
+_THREAD_ADVICE = (
+    "raise the limit of processes and threads (ulimit -u, or that of the container) or of memory "
+    "(ulimit -v)"
+)
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -24,7 +28,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return f"out of memory; {_ADVICE[errno.ENOMEM]}"
     if not isinstance(error, OSError):
-        return f"{error}; {_ADVICE[errno.EAGAIN]}"
+        return f"{error}; {_THREAD_ADVICE}"
     text = error.strerror or str(error) or type(error).__name__
     advice = _ADVICE.get(error.errno or 0)
     return f"{text}; {advice}" if advice else text

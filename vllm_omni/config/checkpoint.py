@@ -14,7 +14,7 @@ _TOY_WORLD = "toy_world"
 
 
 def require_model(model: str) -> None:
-    """Refuse a model name that is missing or blank.
+    """Refuse a model name that is missing, blank or not UTF-8.
 
     Raises:
         ConfigError: always the same text, whatever else is wrong.
@@ -24,6 +24,11 @@ def require_model(model: str) -> None:
             "no model given: name a checkpoint directory or a hub id; the deploy config is not a "
             "model source"
         )
+    try:
+        model.encode()
+    except UnicodeEncodeError:
+        # The libraries that read the files cannot take such a name.
+        raise ConfigError(f"model {model!r}: its path must be UTF-8; rename it") from None
 
 
 def find_checkpoint(model: str) -> Path:
@@ -46,21 +51,12 @@ def find_checkpoint(model: str) -> Path:
 def _found(model: str) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
-        _require_utf8(path)
         return path
     if model == _TOY_WORLD:
         return Path(__file__).resolve().parents[1] / "data" / _TOY_WORLD
     if path.exists() or _HUB_ID.fullmatch(model) is None:
         raise ConfigError(f"model {model!r} is not a directory (looked for at {path.absolute()})")
     return _from_hub_cache(model)
-
-
-def _require_utf8(path: Path) -> None:
-    """Refuse a name that the libraries which read the files cannot take."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"model {str(path)!r}: its path must be UTF-8; rename it") from None
 
 
 def _from_hub_cache(model: str) -> Path:

@@ -18,9 +18,9 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.cli.flags import add_flags, refuse_by_name, typed_values
 from vllm_omni.entrypoints.server.connections import BACKLOG, raise_descriptor_limit
 from vllm_omni.errors import ConfigError
-from vllm_omni.logger import configure_logging, get_logger
+from vllm_omni.logger import configure_logging, get_logger, log_failure
 from vllm_omni.setting import HIDDEN
-from vllm_omni.system_errors import sentence
+from vllm_omni.system_errors import reason, sentence
 from vllm_omni.wording import shown
 
 logger = get_logger(__name__)
@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     server = _server_config(args, model)
     with _log_file(server):
         logger.info("serving %s; non-default args: %s", model, _typed_line(args))
+        if (failure := log_failure()) is not None:
+            raise ConfigError(f"--log-file: {server.log_file!r}: {reason(failure)}")
         resolved = _resolve(args, model)
         _print_once(resolved)
         import_module(_CHECKS_MODULE).check_machine(resolved)
