@@ -13,7 +13,7 @@ from vllm_omni.diffusion.models.lingbot_world.camera import (
     framewise_deltas,
     interpolate_camera_trajectory,
 )
-from vllm_omni.inputs.recorded_camera import load_recorded_camera
+from vllm_omni.inputs.camera import RecordedPath, read_camera
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -40,7 +40,7 @@ def bent_path(origin, frames=21, unit=1.0):
 def loaded(root, poses) -> RecordedCamera:
     np.save(root / "poses.npy", poses)
     np.save(root / "intrinsics.npy", np.tile([500.0, 500.0, 416.0, 240.0], (len(poses), 1)))
-    return load_recorded_camera(str(root), ".", len(poses))
+    return read_camera(RecordedPath(str(root), ".", len(poses)))
 
 
 def motion(root, poses):

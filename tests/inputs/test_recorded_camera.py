@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers.golden import golden_dir, requires_golden
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs import safe_files
-from vllm_omni.inputs.recorded_camera import (
-    ROTATION_TOLERANCE,
-    load_recorded_camera,
-)
+from vllm_omni.inputs.camera import ROTATION_TOLERANCE, RecordedPath, read_camera
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -37,7 +34,7 @@ def write(directory, poses=None, intrinsics=None):
 def refused(root, match, action_path="walk", num_frames=9):
     """The error text, which names neither the root nor anything above it: clients see it."""
     with pytest.raises(InvalidRequestError, match=match) as caught:
-        load_recorded_camera(str(root), action_path, num_frames)
+        read_camera(RecordedPath(str(root), action_path, num_frames))
     assert str(root) not in str(caught.value)
     assert caught.value.field.startswith("extra_args.action_path")
     return str(caught.value)
@@ -53,10 +50,10 @@ def test_real_recorded_paths_load(tmp_path, suffix, frames):
     poses = np.load(inputs / f"poses{suffix}.npy")
     intrinsics = np.load(inputs / f"intrinsics{suffix}.npy")
     write(tmp_path / "walk", poses, intrinsics)
-    camera = load_recorded_camera(str(tmp_path), "walk", 45)
+    camera = read_camera(RecordedPath(str(tmp_path), "walk", 45))
     assert np.array_equal(camera.poses, poses[:45])
     assert np.array_equal(camera.intrinsics, intrinsics[:45])
-    whole = load_recorded_camera(str(tmp_path), "walk", frames - (frames - 9) % 12)
+    whole = read_camera(RecordedPath(str(tmp_path), "walk", frames - (frames - 9) % 12))
     assert len(whole.poses) == frames - (frames - 9) % 12
 
 
@@ -65,7 +62,7 @@ def test_every_numeric_type_becomes_float32(tmp_path, dtype):
     poses, intrinsics = path_of(9)
     intrinsics = np.tile([100, 101, 50, 60], (9, 1))
     write(tmp_path / "walk", poses.astype(dtype), intrinsics.astype(dtype))
-    camera = load_recorded_camera(str(tmp_path), "walk", 9)
+    camera = read_camera(RecordedPath(str(tmp_path), "walk", 9))
     assert camera.poses.dtype == camera.intrinsics.dtype == np.float32
     assert np.array_equal(camera.poses, poses)
 
@@ -76,14 +73,14 @@ def test_column_order_and_npy_version_2_are_read(tmp_path):
     write(tmp_path / "walk", np.asfortranarray(poses))
     with (tmp_path / "walk" / "intrinsics.npy").open("wb") as file:
         np.lib.format.write_array(file, path_of(21)[1], version=(2, 0))
-    camera = load_recorded_camera(str(tmp_path), "walk", 21)
+    camera = read_camera(RecordedPath(str(tmp_path), "walk", 21))
     assert np.array_equal(camera.poses, poses)
 
 
 def test_a_path_may_stand_still_and_may_be_longer_than_needed(tmp_path):
     write(tmp_path / "walk", np.tile(np.eye(4), (21, 1, 1)))
     (tmp_path / "walk" / "notes.txt").write_text("ignored")
-    assert load_recorded_camera(str(tmp_path), "walk", 9).poses.shape == (9, 4, 4)
+    assert read_camera(RecordedPath(str(tmp_path), "walk", 9)).poses.shape == (9, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -92,21 +89,16 @@ def test_a_path_may_stand_still_and_may_be_longer_than_needed(tmp_path):
 def test_spellings_of_one_directory(tmp_path, action_path):
     write(tmp_path / "a" / "walk")
     name = action_path.format(root=tmp_path)
-    assert len(load_recorded_camera(str(tmp_path), name, 9).poses) == 9
+    assert len(read_camera(RecordedPath(str(tmp_path), name, 9)).poses) == 9
 
 
 def test_the_root_itself_may_hold_the_files_and_may_be_a_link(tmp_path):
     write(tmp_path / "real")
     (tmp_path / "root").symlink_to(tmp_path / "real")
-    assert len(load_recorded_camera(str(tmp_path / "root"), ".", 9).poses) == 9
+    assert len(read_camera(RecordedPath(str(tmp_path / "root"), ".", 9)).poses) == 9
 
 
 # --- where it may not lead ---------------------------------------------------------------------
-
-
-def test_without_a_root_nothing_is_read():
-    with pytest.raises(InvalidRequestError, match="lingbot_action_root"):
-        load_recorded_camera(None, "walk", 9)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +135,7 @@ def test_the_root_is_named_where_a_traceback_is_seen_and_nowhere_else(tmp_path, 
     root = tmp_path / "root"
     (root / "walk").mkdir(parents=True)  # without the two files
     with pytest.raises(InvalidRequestError) as caught:
-        load_recorded_camera(str(root), action_path, 9)
+        read_camera(RecordedPath(str(root), action_path, 9))
     assert str(root) not in str(caught.value)
     note = f"{action_path!r} was looked up below the trusted root {str(root)!r}"
     assert caught.value.__notes__ == [note]
@@ -201,7 +193,7 @@ def test_an_entry_replaced_between_look_and_open_is_refused(tmp_path, monkeypatc
 def test_no_descriptor_is_left_open(tmp_path):
     write(tmp_path / "a" / "walk")
     before = len(os.listdir("/proc/self/fd"))
-    load_recorded_camera(str(tmp_path), "a/walk", 9)
+    read_camera(RecordedPath(str(tmp_path), "a/walk", 9))
     refused(tmp_path, "needs at least as many", "a/walk", num_frames=33)
     refused(tmp_path, "cannot be opened", "a/missing")
     assert len(os.listdir("/proc/self/fd")) == before
@@ -296,7 +288,7 @@ def test_rotations_within_the_tolerance_are_accepted(tmp_path):
     poses, _ = path_of()
     poses[7, :3, :3] *= 1 + 0.4 * ROTATION_TOLERANCE
     write(tmp_path / "walk", poses)
-    assert len(load_recorded_camera(str(tmp_path), "walk", 9).poses) == 9
+    assert len(read_camera(RecordedPath(str(tmp_path), "walk", 9)).poses) == 9
 
 
 @pytest.mark.parametrize(
@@ -373,7 +365,7 @@ def test_any_bytes_load_or_are_refused(tmp_path, junk, position):
     good = poses.read_bytes()
     poses.write_bytes(good[:position] + junk + good[position + len(junk) :])
     try:
-        camera = load_recorded_camera(str(tmp_path), "walk", 9)
+        camera = read_camera(RecordedPath(str(tmp_path), "walk", 9))
     except InvalidRequestError:
         return
     assert np.isfinite(camera.poses).all()
