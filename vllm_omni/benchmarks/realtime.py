@@ -35,7 +35,7 @@ from vllm_omni.benchmarks.workload import (
     Workload,
     load_workload,
 )
-from vllm_omni.entrypoints.cli.command_parser import integer, number
+from vllm_omni.entrypoints.command_parser import integer, number
 
 
 def arrival_offsets(sessions: int, rate: float, *, process: str, seed: int) -> list[float]:

@@ -131,7 +131,9 @@ def test_every_flag_is_explained(parser):
 def test_help_tells_what_is_refused_or_without_effect():
     told = {name: flag.help for flag in FLAGS for name in flag.names}
     assert told["--enable-cpu-offload"] == "only false: weights stay on their device"
-    assert told["--omni-lb-policy"] == "no effect: one worker group on this machine serves"
+    assert told["--omni-lb-policy"] == (
+        "no effect: the replica with the most free places takes the next session"
+    )
     assert told["--headless"] == "refused: one worker group on this machine serves"
     assert told["--port"] == "port to listen on; 0 lets the system choose (default: 8000)"
     assert told["--max-queued"] == "sessions that may wait for a place (default: 16)"

@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, VideoGeometry, chunks_of
-from vllm_omni.entrypoints.cli.command_parser import integer
+from vllm_omni.entrypoints.command_parser import integer
 
 if TYPE_CHECKING:
     from vllm_omni import Omni

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vllm_omni.config.keys import KEYS
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.entrypoints.cli.command_parser import integer, number
+from vllm_omni.entrypoints.command_parser import integer, number
 from vllm_omni.errors import ConfigError
 from vllm_omni.other_keys import FLAG_KEYS
 from vllm_omni.setting import PARALLEL, Setting, Status, settings_of

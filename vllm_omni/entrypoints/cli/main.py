@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from vllm_omni import __version__
-from vllm_omni.entrypoints.cli.command_parser import CommandParser
+from vllm_omni.entrypoints.command_parser import CommandParser
 from vllm_omni.errors import OmniError
 from vllm_omni.system_errors import is_refusal, sentence
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_omni.entrypoints.cli import main, serve
-from vllm_omni.entrypoints.cli.command_parser import CommandParser
+from vllm_omni.entrypoints.command_parser import CommandParser
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
