@@ -32,7 +32,7 @@ class LogFile(logging.FileHandler):
         self._told_s = -_TELL_AGAIN_S
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
+        """Write one line and forget the failure of the line before."""
         self.failure = None
         super().emit(record)
 
