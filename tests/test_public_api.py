@@ -13,7 +13,7 @@ from vllm_omni.entrypoints.cli.main import COMMANDS
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 
 EXPORTS = {"AsyncOmni", "Omni", "__version__", "__version_tuple__"}
-SUB_COMMANDS = {"bench", "completion", "demo", "serve", "tiny-checkpoint"}
+SUB_COMMANDS = {"bench", "completion", "demo", "plan", "serve", "tiny-checkpoint"}
 IMPORT_PATHS = (
     ("vllm_omni.diffusion.data", "DiffusionParallelConfig"),
     ("vllm_omni.diffusion.data", "OmniDiffusionConfig"),

@@ -51,6 +51,10 @@ COMMANDS: dict[str, Command] = {
         "vllm_omni.entrypoints.cli.demo",
         "make a short video of a tiny trained world, on any CPU",
     ),
+    "plan": Command(
+        "vllm_omni.entrypoints.cli.plan",
+        "plan how many GPUs, groups and pods a number of viewers takes",
+    ),
     "serve": Command(
         "vllm_omni.entrypoints.cli.serve",
         "serve a world model over HTTP and WebSocket",

@@ -106,7 +106,11 @@ class SessionStart(Message):
     num_frames: Frames | None = Field(
         None, description="pixel frames, 9 + 12k; required unless unbounded"
     )
-    fps: Fps | None = Field(None, description="playback rate and time base of interactions; 24")
+    fps: Fps | None = Field(
+        None,
+        description="playback rate and time base of interactions; 24, at which a chunk of 12 "
+        "frames plays 500 ms; at the model's 16, 750 ms",
+    )
     seconds: Seconds | None = Field(
         None,
         description="length, where num_frames is not given: the nearest that a rollout has "

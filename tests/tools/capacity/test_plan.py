@@ -1,0 +1,77 @@
+"""The plan as a whole, and the command that prints it."""
+
+import json
+
+import pytest
+
+from vllm_omni.entrypoints.cli.main import dispatch
+from vllm_omni.errors import ConfigError
+from vllm_omni.tools.capacity.plan import Demands, make_plan, simulate_plan
+from vllm_omni.tools.capacity.simulation import Policy
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+
+def test_ten_thousand_viewers():
+    plan = make_plan(Demands(10_000))
+    assert (plan.places, plan.groups, plan.gpus) == (10_175, 10_175, 40_700)
+    assert (plan.machines, plan.pods, plan.cells) == (5_088, 5_088, 21)
+    # Counted by hand: 10,000 / 0.75 s, 4 Mbit/s each, 0.7 ms and 75 ms of CPU a chunk.
+    assert plan.chunks_per_s == pytest.approx(13_333.3, rel=1e-4)
+    assert plan.video_gbit_per_s == pytest.approx(40.0)
+    assert plan.proxy_cores == pytest.approx(9.33, rel=1e-3)
+    assert plan.encoder_cores == pytest.approx(1000.0)
+    # A tenth of the groups reads 37 GB each within ten minutes.
+    assert plan.cold_start_tbyte == pytest.approx(37.6, rel=1e-2)
+    assert plan.cold_start_gbyte_per_s == pytest.approx(62.7, rel=1e-2)
+    assert plan.chunk_bound_ms == pytest.approx(375.8, rel=1e-3)
+
+
+def test_a_chunk_in_half_the_time_halves_the_gpus_and_one_a_little_faster_does_not():
+    today, faster, half = (
+        make_plan(Demands(1000, chunk_ms=ms)).gpus for ms in (560.0, 460.0, 375.0)
+    )
+    assert today == faster == 2 * half
+
+
+def test_the_encoder_bounds_a_pod():
+    assert make_plan(Demands(100, ulysses=1, chunk_ms=90.0)).groups_per_pod == 8
+    assert make_plan(Demands(100, ulysses=1, chunk_ms=90.0, encoder_cores=2.0)).groups_per_pod == 2
+
+
+def test_waits_of_a_plan_are_within_its_target():
+    demands = Demands(200)
+    waits = simulate_plan(demands, make_plan(demands), Policy.LEAST, arrivals=4_000)
+    # Pods' places are rounded up and the stays are no exponential ones: twice the target is bad.
+    assert waits.waiting < 0.1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"viewers": 0}, "--viewers must be above 0, got 0"),
+        ({"chunk_ms": float("nan")}, "--chunk-ms must be above 0"),
+        ({"fps": 24.0}, "a chunk plays 500 ms at 24 fps, but takes 560 ms"),
+        ({"ulysses": 16}, "a group of 16 GPUs does not fit into a machine of 8"),
+        ({"waiting_target": 1.5}, "--waiting-target must be below 1"),
+        ({"gpu": "abacus"}, "--gpu must be one of h200"),
+    ],
+)
+def test_what_no_plan_can_be_made_with(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        Demands(**{"viewers": 8} | wrong)
+
+
+def test_the_command_prints_a_table_or_json(capsys):
+    line = ["plan", "--viewers", "8", "--gpu", "h200", "--ulysses", "4", "--chunk-ms", "560"]
+    assert dispatch(line) == 0
+    shown = capsys.readouterr().out
+    assert "750 ms at 16 fps" in shown
+    assert "clients that name no fps play at 24: a chunk then plays 500 ms" in shown
+    assert dispatch([*line, "--json", "--simulate"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"]["places"] == 14
+    assert found["plan"]["gpus"] == 56
+    assert set(found["simulated"]) == {policy.value for policy in Policy}
+    assert dispatch(["plan", "--viewers", "8", "--fps", "24"]) == 1
+    assert "no world would be in real time" in capsys.readouterr().err

@@ -1,0 +1,226 @@
+"""A capacity plan: what a number of viewers takes, line by line."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import ceil, inf
+
+from vllm_omni.errors import ConfigError
+from vllm_omni.tools.capacity.formulas import (
+    mean_wait_s,
+    places_for,
+    play_ms,
+    sessions_per_group,
+    waiting_share,
+)
+from vllm_omni.tools.capacity.simulation import Crowd, Policy, Waits, simulate
+
+CHUNK_TFLOP = 1142.4
+"""One steady chunk at 832x480, counted: ``python -m benchmarks.lingbot_world.roofline``."""
+GPU_TFLOPS = {"h200": 760.0, "910b1": 290.0, "910c-die": 290.0, "rtx5090": 199.0, "l20": 100.0}
+"""Best that real 16-bit matrix products reach, in TFLOP/s; the sources are in the roofline."""
+GROUP_GB = 37.0
+"""Weights in bfloat16 that a starting group reads."""
+PROXY_CPU_MS = 0.7
+"""CPU of HAProxy for a chunk of 1 MB, measured."""
+MACHINES_A_CELL = 250
+"""Nodes up to which Ray says that it is tested."""
+GPU_HOURS_A_FAILURE = 50_700.0
+"""Published for the training cluster of Llama 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What is asked for.
+
+    Attributes:
+        viewers: that watch at once, on average.
+        gpu: one of :data:`GPU_TFLOPS`.
+        ulysses: GPUs of one worker group.
+        chunk_ms: time of one chunk on such a group, in milliseconds.
+        fps: rate at which viewers play; a client that names none plays at 24.
+        waiting_target: share of newcomers that may have to wait.
+        stay_s: mean time that a viewer watches, in seconds.
+        megabits: of video for one viewer, in Mbit/s.
+        encode_ms: CPU of the API process for one chunk, in milliseconds.
+        gpus_per_machine: GPUs that one API process may command.
+        encoder_cores: cores that one API process may use for encoding.
+        growth_share: share of the groups that is to start within ``growth_minutes``.
+    """
+
+    viewers: int
+    gpu: str = "h200"
+    ulysses: int = 4
+    chunk_ms: float = 560.0
+    fps: float = 16.0
+    waiting_target: float = 0.05
+    stay_s: float = 600.0
+    megabits: float = 4.0
+    encode_ms: float = 75.0
+    gpus_per_machine: int = 8
+    encoder_cores: float = 8.0
+    growth_share: float = 0.1
+    growth_minutes: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "gpu" and not 0 < value < inf:
+                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+        if self.gpu not in GPU_TFLOPS:
+            raise ConfigError(f"--gpu must be one of {', '.join(GPU_TFLOPS)}, got {self.gpu}")
+        if self.waiting_target >= 1:
+            raise ConfigError(f"--waiting-target must be below 1, got {self.waiting_target:g}")
+        if self.gpus_per_machine < self.ulysses:
+            raise ConfigError(
+                f"a group of {self.ulysses} GPUs does not fit into a machine of "
+                f"{self.gpus_per_machine}; lower --ulysses or raise --gpus-per-machine"
+            )
+        if sessions_per_group(self.chunk_ms, self.fps) == 0:
+            raise ConfigError(
+                f"a chunk plays {play_ms(self.fps):.0f} ms at {self.fps:g} fps, but takes "
+                f"{self.chunk_ms:g} ms to make: no world would be in real time; lower --chunk-ms "
+                "(more GPUs a group) or --fps"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What it takes; each field is named with its unit."""
+
+    chunk_play_ms: float
+    chunk_bound_ms: float
+    sessions_per_group: int
+    places: int
+    waiting_share: float
+    mean_wait_s: float
+    groups: int
+    gpus: int
+    gpus_per_viewer: float
+    machines: int
+    groups_per_pod: int
+    pods: int
+    cells: int
+    arrivals_per_s: float
+    chunks_per_s: float
+    video_gbit_per_s: float
+    proxy_cores: float
+    encoder_cores: float
+    cold_start_gbyte_per_s: float
+    cold_start_tbyte: float
+    gpu_failures_per_hour: float
+    notes: tuple[str, ...]
+
+
+def make_plan(demands: Demands) -> Plan:
+    """Compute a plan. Places are those of one line; a proxy by least connections comes close."""
+    sessions = sessions_per_group(demands.chunk_ms, demands.fps)
+    places = places_for(float(demands.viewers), demands.waiting_target)
+    groups = ceil(places / sessions)
+    gpus = groups * demands.ulysses
+    machines = ceil(groups / (demands.gpus_per_machine // demands.ulysses))
+    chunks_per_s = demands.viewers / (play_ms(demands.fps) / 1000.0)
+    encoder = demands.encode_ms / 1000.0 * chunks_per_s
+    per_pod = _groups_per_pod(demands, sessions)
+    started = groups * demands.growth_share
+    return Plan(
+        chunk_play_ms=play_ms(demands.fps),
+        chunk_bound_ms=CHUNK_TFLOP / (GPU_TFLOPS[demands.gpu] * demands.ulysses) * 1000.0,
+        sessions_per_group=sessions,
+        places=places,
+        waiting_share=waiting_share(places, float(demands.viewers)),
+        mean_wait_s=mean_wait_s(places, float(demands.viewers), demands.stay_s),
+        groups=groups,
+        gpus=gpus,
+        gpus_per_viewer=gpus / demands.viewers,
+        machines=machines,
+        groups_per_pod=per_pod,
+        pods=ceil(groups / per_pod),
+        cells=ceil(machines / MACHINES_A_CELL),
+        arrivals_per_s=demands.viewers / demands.stay_s,
+        chunks_per_s=chunks_per_s,
+        video_gbit_per_s=demands.viewers * demands.megabits / 1000.0,
+        proxy_cores=PROXY_CPU_MS / 1000.0 * chunks_per_s,
+        encoder_cores=encoder,
+        cold_start_gbyte_per_s=started * GROUP_GB / (demands.growth_minutes * 60.0),
+        cold_start_tbyte=started * GROUP_GB / 1000.0,
+        gpu_failures_per_hour=gpus / GPU_HOURS_A_FAILURE,
+        notes=tuple(_notes(demands, sessions)),
+    )
+
+
+def simulate_plan(demands: Demands, plan: Plan, policy: Policy, *, arrivals: int) -> Waits:
+    """Let viewers come to the pods of a plan; a viewer gives up after two minutes of waiting."""
+    crowd = Crowd(float(demands.viewers), stay_s=demands.stay_s, patience_s=120.0)
+    places = ceil(plan.places / plan.pods)
+    return simulate(crowd, pods=plan.pods, places=places, policy=policy, arrivals=arrivals)
+
+
+def as_json(demands: Demands, plan: Plan, waits: Mapping[Policy, Waits]) -> dict[str, object]:
+    """The plan with what was asked for and what was simulated, ready for a JSON file."""
+    simulated = {policy.value: asdict(one) for policy, one in waits.items()}
+    return {"demands": asdict(demands), "plan": asdict(plan), "simulated": simulated}
+
+
+def table(demands: Demands, plan: Plan) -> str:
+    """The plan as lines for a terminal."""
+    rows = [
+        ("a chunk plays", f"{plan.chunk_play_ms:.0f} ms at {demands.fps:g} fps"),
+        ("a chunk takes", f"{demands.chunk_ms:g} ms on {demands.ulysses} x {demands.gpu}"),
+        ("worlds in real time on a group", f"{plan.sessions_per_group}"),
+        (
+            "places",
+            f"{plan.places}: {plan.waiting_share:.1%} wait, {plan.mean_wait_s:.1f} s a head",
+        ),
+        ("groups (replicas)", f"{plan.groups}"),
+        ("GPUs", f"{plan.gpus}, {plan.gpus_per_viewer:.2f} a viewer"),
+        ("machines", f"{plan.machines} of {demands.gpus_per_machine} GPUs"),
+        ("pods", f"{plan.pods} of {plan.groups_per_pod} groups"),
+        ("cells", f"{plan.cells} of {MACHINES_A_CELL} machines at most"),
+        ("arrivals", f"{plan.arrivals_per_s:.2f} a second"),
+        ("chunks", f"{plan.chunks_per_s:.1f} a second"),
+        ("video", f"{plan.video_gbit_per_s:.2f} Gbit/s"),
+        ("proxy", f"{plan.proxy_cores:.2f} cores"),
+        ("H.264 in the API processes", f"{plan.encoder_cores:.1f} cores"),
+        (
+            f"cold start of {demands.growth_share:.0%} more in {demands.growth_minutes:g} min",
+            f"{plan.cold_start_tbyte:.2f} TB of weights, {plan.cold_start_gbyte_per_s:.2f} GB/s",
+        ),
+        ("lost GPUs", f"{plan.gpu_failures_per_hour:.3f} an hour"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+
+
+def waits_line(policy: Policy, waits: Waits) -> str:
+    """What a simulation has shown, in one line."""
+    return (
+        f"simulated, {policy}: {waits.waiting:.1%} wait, {waits.gave_up:.1%} give up after 2 min, "
+        f"99 of 100 within {waits.p99_s:.0f} s, {waits.in_use:.0%} of the places in use"
+    )
+
+
+def _groups_per_pod(demands: Demands, sessions: int) -> int:
+    """As many groups as a machine has and the encoder of one API process carries."""
+    in_machine = demands.gpus_per_machine // demands.ulysses
+    cores_a_group = sessions * demands.encode_ms / play_ms(demands.fps)
+    return max(1, min(in_machine, int(demands.encoder_cores / cores_a_group)))
+
+
+def _notes(demands: Demands, sessions: int) -> Iterator[str]:
+    bound_ms = CHUNK_TFLOP / (GPU_TFLOPS[demands.gpu] * demands.ulysses) * 1000.0
+    if demands.chunk_ms < bound_ms:
+        yield (
+            f"{demands.chunk_ms:g} ms is below {bound_ms:.0f} ms, what the matrix products of a "
+            f"chunk take on {demands.ulysses} x {demands.gpu} at 16 bits: it needs 8 bits or fewer "
+            "operations"
+        )
+    next_ms = play_ms(demands.fps) / (sessions + 1)
+    yield (
+        f"a chunk of {next_ms:.0f} ms or less would make {sessions + 1} worlds a group; what lies "
+        "between saves nothing"
+    )
+    if sessions_per_group(demands.chunk_ms, 24.0) == 0:
+        yield (
+            f"clients that name no fps play at 24: a chunk then plays {play_ms(24.0):.0f} ms, and "
+            f"{demands.chunk_ms:g} ms are not real time"
+        )
