@@ -47,7 +47,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Who waits, and for what.
+    """How many sessions wait, and what room there is or will be for them.
 
     Attributes:
         waiting: sessions in line.

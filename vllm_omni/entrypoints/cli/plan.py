@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan.
+    """Print the plan for what the command line asks, as a table or as JSON.
 
     Raises:
         ConfigError: for values that no plan can be made with.

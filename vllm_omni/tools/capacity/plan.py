@@ -30,7 +30,7 @@ GPU_HOURS_A_FAILURE = 50_700.0
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What is asked for.
+    """What a plan is asked for: the viewers, their hardware and their patience.
 
     Attributes:
         viewers: that watch at once, on average.

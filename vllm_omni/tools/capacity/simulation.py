@@ -20,7 +20,7 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Who comes.
+    """Who comes to watch, for how long and with how much patience.
 
     Attributes:
         viewers: that would watch at once if nobody had to wait, on average.
@@ -50,7 +50,7 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What newcomers met.
+    """How long newcomers had to wait, and how many gave up.
 
     Attributes:
         waiting: share that found no free place on their pod.
