@@ -137,7 +137,7 @@ class TestSocket:
             ("start 0 close", "closed before session.done"),
             ("start 0 binary", "without metadata"),
             ("start 0 short", "announced 99 bytes, 5 came"),
-            ("start 0 text", "sent no JSON"),
+            ("start 0 text", "is not valid JSON"),
         ],
     )
     async def test_anything_but_the_whole_rollout_is_a_failure(self, steps, words):

@@ -52,22 +52,36 @@ def test_the_size_of_a_server_that_wants_another_key(keyed_server):
         served_size(keyed_server.url, "wrong")
 
 
+def told(width, height):
+    return {
+        "width": width, "height": height, "frames_first_chunk": 9, "frames_per_chunk": 12,
+        "native_fps": 16.0, "max_prompt_tokens": 512, "modalities": ["camera"], "max_sessions": 1,
+    }  # fmt: skip
+
+
+def answers(monkeypatch, answer):
+    async def get(*_: object, **__: object) -> httpx.Response:
+        return answer
+
+    monkeypatch.setattr(httpx.AsyncClient, "get", get)
+
+
 @pytest.mark.parametrize(
     ("answer", "size"),
     [
-        (httpx.Response(200, json={"width": 32, "height": 16}), (32, 16)),
-        (httpx.Response(200, json={"width": None, "height": None}), None),
+        (httpx.Response(200, json=told(32, 16)), (32, 16)),
+        (httpx.Response(200, json=told(None, None)), None),
         (httpx.Response(404, text="Not Found"), None),
     ],
 )
 def test_answers_about_a_size(monkeypatch, answer, size):
-    monkeypatch.setattr(httpx, "get", lambda *_, **__: answer)
+    answers(monkeypatch, answer)
     assert served_size("wss://h/proxy/v1/realtime/video") == size
 
 
 @pytest.mark.parametrize("text", ["<html>", "[]", "{}", '{"width": "wide", "height": 1}'])
 def test_answers_that_describe_no_server(monkeypatch, text):
-    monkeypatch.setattr(httpx, "get", lambda *_, **__: httpx.Response(200, text=text))
+    answers(monkeypatch, httpx.Response(200, text=text))
     with pytest.raises(BenchmarkError, match="does not describe a server"):
         served_size("ws://h/v1/realtime/video")
 
