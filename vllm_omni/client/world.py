@@ -315,8 +315,7 @@ class WorldClient:
         Raises:
             InvalidRequestError: nothing was received, or it was not kept.
         """
-        # PyAV is loaded by those who save or decode.
-        from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
+        from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes  # PyAV
 
         Path(path).write_bytes(finalize_streaming_video_bytes(self.video, fps=fps))
 
@@ -324,7 +323,7 @@ class WorldClient:
 
     def _open_socket(self) -> ClientConnection:
         if self._socket is None:
-            raise ConnectionLostError("there is no connection yet; use `async with` or connect()")
+            raise ConnectionLostError("no connection yet: use `async with` or connect()")
         return self._socket
 
     async def _ping(self) -> None:
