@@ -39,7 +39,11 @@ def test_subset(name):
 @pytest.mark.parametrize("threads", [2], indirect=True)
 @pytest.mark.parametrize("name", [name for name in SUBSET.names if name not in LONG_SETS])
 def test_subset_at_two_threads(name):
-    assert_replayed(SUBSET, name)
+    """Recipes of one rank; ranks always run on one thread each."""
+    recipes = [recipe for recipe in SUBSET.recipes(name) if recipe.get("ranks", 1) == 1]
+    rows = [row for recipe in recipes for row in rows_of_recipe(SUBSET, name, recipe)]
+    assert [str(row) for row in rows if row.status != PASS] == []
+    assert rows
 
 
 @requires_golden
