@@ -78,26 +78,55 @@ def held_out_trial(index: int, *, chunks: int) -> Trial:
 def key_trials(index: int, *, chunks: int) -> list[Trial]:
     """From one start, each key of :data:`KEYS` held; from starts where none is stopped."""
     rng = np.random.default_rng(HELD_OUT + 1_000_000 + index)
-    while True:
-        walker = Walker.anywhere(rng)
-        free = True
-        for key in KEYS:
-            scout = Walker(walker.x, walker.z, walker.heading)
-            for motion in script_motions([frozenset(key)] * (LATENT_FRAMES_PER_CHUNK * chunks)):
-                scout.step(motion)
-                free = free and not scout.hit
-        if free:
-            break
+    scripts = [[frozenset(key)] * (LATENT_FRAMES_PER_CHUNK * chunks) for key in KEYS]
+    walker = _free_walker(rng, scripts)
     light = index % len(LIGHTS)
     return [
         _trial(
             Walker(walker.x, walker.z, walker.heading),
-            [frozenset(key)] * (LATENT_FRAMES_PER_CHUNK * chunks),
+            keys,
             light,
             f"The island at {WORDS[light][0]}.",
         )
-        for key in KEYS
+        for keys in scripts
     ]
+
+
+def _free_walker(rng: np.random.Generator, scripts: Sequence[list[frozenset[str]]]) -> Walker:
+    """A walker whom nothing solid stops in any of the scripts."""
+    while True:
+        walker = Walker.anywhere(rng)
+        if not any(_stopped(walker, keys) for keys in scripts):
+            return walker
+
+
+def _stopped(walker: Walker, keys: list[frozenset[str]]) -> bool:
+    scout = Walker(walker.x, walker.z, walker.heading)
+    hits = 0
+    for motion in script_motions(keys):
+        scout.step(motion)
+        hits += scout.hit
+    return hits > 0
+
+
+def back_trial(index: int) -> Trial:
+    """Five steps ahead, or a turn, and the same way back, four chunks in all."""
+    rng = np.random.default_rng(HELD_OUT + 2_000_000 + index)
+    keys = script(("-1 w5 s5 -1", "-1 l5 j5 -1", "-1 s5 w5 -1", "-1 j5 l5 -1")[index % 4])
+    walker = _free_walker(rng, [keys])
+    light = index % len(LIGHTS)
+    return _trial(walker, keys, light, f"The island at {WORDS[light][0]}.")
+
+
+def prompt_trial(index: int, *, chunks: int) -> Trial:
+    """A walker who stands still in one light, with a prompt that names another."""
+    rng = np.random.default_rng(HELD_OUT + 3_000_000 + index)
+    walker = Walker.anywhere(rng)
+    first = index % len(LIGHTS)
+    light = (first + 1 + index // len(LIGHTS) % 2) % len(LIGHTS)
+    keys = script(f"-{LATENT_FRAMES_PER_CHUNK * chunks}")
+    frames, _ = film(walker, script_motions(keys), chunk_lights([light] * chunks, first))
+    return Trial(keys, f"The island at {WORDS[light][0]}.", _by_chunk(frames))
 
 
 def roll(omni: Omni, trial: Trial, *, seed: int = 1) -> list[Frames]:
@@ -128,18 +157,21 @@ def ssim(made: UInt8[np.ndarray, "n h w 3"], truth: UInt8[np.ndarray, "n h w 3"]
 
 
 def chunk_scores(made: Sequence[Frames], truth: Sequence[Frames]) -> dict[str, list[float]]:
-    """PSNR, SSIM, and the PSNR of the first picture standing still, for each chunk.
+    """PSNR, SSIM, PSNR of the first picture standing still, and drift of colour, for each chunk.
 
-    The given picture itself does not count.
+    The given picture itself does not count. The drift is the distance of the mean colours, in
+    levels of 255.
     """
     picture = truth[0][:1]
-    rows: dict[str, list[float]] = {"psnr": [], "ssim": [], "frozen": []}
+    rows: dict[str, list[float]] = {"psnr": [], "ssim": [], "frozen": [], "drift": []}
     for index, (a, b) in enumerate(zip(made, truth, strict=True)):
         if index == 0:
             a, b = a[1:], b[1:]
         rows["psnr"].append(psnr(a, b))
         rows["ssim"].append(ssim(a, b))
         rows["frozen"].append(psnr(np.broadcast_to(picture, b.shape), b))
+        drift = a.mean((0, 1, 2)) - b.mean((0, 1, 2))
+        rows["drift"].append(float(np.sqrt(np.square(drift).mean())))
     return rows
 
 
