@@ -32,13 +32,20 @@ DEFAULT_GEOMETRY = VideoGeometry(480, 832)
 """Size that a deployment is prepared for when it configures none."""
 
 Device = Annotated[str, names(("cpu", "cuda", "npu"))]
-ATTENTION_BACKENDS = ("auto", "sdpa", "flash", "flash3", "npu_fusion", "reference")
+ATTENTION_BACKENDS: Mapping[str, str] = {
+    "sdpa": "vllm_omni.diffusion.attention.sdpa:SdpaAttention",
+    "flash": "vllm_omni.diffusion.attention.sdpa:FlashAttention",
+    "flash3": "vllm_omni.diffusion.attention.sdpa:Flash3Attention",
+    "npu_fusion": "vllm_omni.diffusion.attention.npu_fusion:NpuFusionAttention",
+    "reference": "vllm_omni.diffusion.attention.reference:ReferenceAttention",
+}
+"""Name of each backend -> where its class is; imported where it is used, since it loads torch."""
 PIXEL_OUTPUT_MODES = ("auto", "native", "root_float", "root_uint8_allgather", "root_uint8_p2p")
-_OTHER_ATTENTION_NAMES = {
+_ATTENTION_NAMES = names(("auto", *ATTENTION_BACKENDS), {
     "torch_sdpa": "sdpa", "flash_attn": "flash", "flash_attention": "flash",
     "flash_attn_3": "flash3",
     "ascend": "npu_fusion", "ascend_attn": "npu_fusion",
-}  # fmt: skip
+})  # fmt: skip
 
 _MODEL = "model_config."
 _KV = "model_config.ar_diffusion_kv_config."
@@ -240,7 +247,7 @@ class OmniDiffusionConfig:
     flow_shift: Annotated[FlowShift | None, setting(
         "flow shift of the model; a request may override it", "--flow-shift",
         unsaid="the checkpoint's")] = None
-    attention_backend: Annotated[str, names(ATTENTION_BACKENDS, _OTHER_ATTENTION_NAMES), setting(
+    attention_backend: Annotated[str, _ATTENTION_NAMES, setting(
         "implementation of the attention", "--diffusion-attention-backend",
         aliases="diffusion_attention_backend")] = "auto"
     chunk_timeout_s: Annotated[Seconds | None, setting(

@@ -1,7 +1,7 @@
-"""Attention backends: what each of them computes, and the list of their names.
+"""Attention backends: what each of them computes, and how one is made.
 
 A worker chooses one by name when it starts. To add one, write a file beside this one and add a
-line to ``_BACKENDS``.
+line to :data:`vllm_omni.diffusion.data.ATTENTION_BACKENDS`.
 """
 
 from importlib import import_module
@@ -11,7 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from typing_extensions import override
 
+from vllm_omni.diffusion.data import ATTENTION_BACKENDS
 from vllm_omni.errors import ConfigError
+from vllm_omni.wording import one_of
 
 
 @runtime_checkable
@@ -101,25 +103,16 @@ class GatheringAttention(AttentionBackend):
         return self.attend(query, key, value, scale=scale)
 
 
-_BACKENDS = {
-    "flash": ("vllm_omni.diffusion.attention.sdpa", "FlashAttention"),
-    "flash3": ("vllm_omni.diffusion.attention.sdpa", "Flash3Attention"),
-    "npu_fusion": ("vllm_omni.diffusion.attention.npu_fusion", "NpuFusionAttention"),
-    "reference": ("vllm_omni.diffusion.attention.reference", "ReferenceAttention"),
-    "sdpa": ("vllm_omni.diffusion.attention.sdpa", "SdpaAttention"),
-}
-
-
 def create_attention_backend(name: str) -> AttentionBackend:
     """Import and make the backend called ``name``.
 
     Raises:
         ConfigError: if there is no such backend.
     """
-    if name not in _BACKENDS:
+    if name not in ATTENTION_BACKENDS:
         raise ConfigError(
-            f"attention backend must be one of {', '.join(_BACKENDS)}, got {name!r} "
+            f"attention backend must be {one_of(ATTENTION_BACKENDS)}, got {name!r} "
             "(diffusion_attention_backend)"
         )
-    module, attribute = _BACKENDS[name]
+    module, _, attribute = ATTENTION_BACKENDS[name].partition(":")
     return getattr(import_module(module), attribute)()
