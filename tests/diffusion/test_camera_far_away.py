@@ -78,6 +78,13 @@ def test_a_path_that_begins_at_the_origin_and_leaps_far_keeps_its_steps(tmp_path
     torch.testing.assert_close(steps, torch.ones_like(steps), rtol=0, atol=2 * 0.04 / 300)
 
 
+def test_a_loaded_path_far_away_survives_a_cast_to_float32(tmp_path):
+    # Reordered: positions about the first camera are below 4; the shortest step is 0.1.
+    near = loaded(tmp_path, bent_path((0, 0, 0))).poses.astype(np.float32)
+    far = loaded(tmp_path, bent_path((5e5, 12.5, 5e6))).poses.astype(np.float32)
+    np.testing.assert_allclose(far, near, rtol=0, atol=4 * 2.0**-24 + 5e6 * 2.0**-52)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("place", [(0, 0, 0), (1.3, -2.7, 4.1), (5e5, 12.5, 5e6)])
 def test_a_camera_that_turns_in_place_does_not_move(tmp_path, place, dtype):

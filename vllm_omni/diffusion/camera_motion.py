@@ -243,3 +243,10 @@ def float32_keeps_motion(poses: Float[np.ndarray, "frames 4 4"], step: float | N
     if poses.dtype == np.float32 and step > 0.0:
         return True
     return bool(np.abs(positions).max() <= FLOAT32_STEPS * step)
+
+
+def moved_to_first(poses: Float[np.ndarray, "frames 4 4"]) -> Float64[np.ndarray, "frames 4 4"]:
+    """Shift a path so that its first camera is at the origin, in float64; its motion stays."""
+    moved = poses.astype(np.float64)
+    moved[:, :3, 3] -= moved[0, :3, 3]
+    return moved

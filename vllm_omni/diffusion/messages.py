@@ -42,7 +42,7 @@ class RecordedCamera:
 
     Intrinsics are fx, fy, cx, cy at 832x480 reference pixels. Translations are normalised by
     the longest step of the whole clip. Poses are float32 where that keeps their motion, else
-    float64.
+    float64 about the first one.
     """
 
     poses: Float[np.ndarray, "pixel_frames 4 4"]

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from vllm_omni.diffusion.camera_motion import float32_keeps_motion, normalise_keys
+from vllm_omni.diffusion.camera_motion import (
+    float32_keeps_motion,
+    moved_to_first,
+    normalise_keys,
+)
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.messages import CameraSource, LiveCamera, RecordedCamera, ScriptedKeys
 from vllm_omni.errors import InvalidRequestError
@@ -105,9 +109,9 @@ def read_camera(choice: CameraChoice) -> CameraSource:
     _check_poses(poses)
     _refuse_first(intrinsics[:, :2] <= 0.0, "intrinsics.npy", "needs positive fx and fy")
     path = poses[: choice.pixel_frames]
-    if float32_keeps_motion(path):
-        path = path.astype(np.float32)
-    return RecordedCamera(path.copy(), intrinsics[: choice.pixel_frames].copy())
+    keeps = float32_keeps_motion(path)
+    path = path.astype(np.float32) if keeps else moved_to_first(path)
+    return RecordedCamera(path, intrinsics[: choice.pixel_frames].copy())
 
 
 def _read(directory: int, name: str, row_shape: tuple[int, ...]) -> Float[np.ndarray, "frames ..."]:

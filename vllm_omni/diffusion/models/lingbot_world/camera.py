@@ -21,6 +21,7 @@ from vllm_omni.diffusion.camera_motion import (
     float32_keeps_motion,
     integrate_keys,
     matrix_of,
+    moved_to_first,
     quaternion_of,
     slerp,
 )
@@ -109,9 +110,8 @@ def path_motion(
     # Copies: arrays that came through a pipe may be read-only, which torch cannot wrap.
     if float32_keeps_motion(poses, translation_scale):
         return framewise_deltas(torch.tensor(poses, dtype=dtype), translation_scale)
-    moved = poses.astype(np.float64)
-    moved[:, :3, 3] -= poses[0, :3, 3]
-    return framewise_deltas(torch.from_numpy(moved), translation_scale).to(dtype)
+    moved = torch.from_numpy(moved_to_first(poses))
+    return framewise_deltas(moved, translation_scale).to(dtype)
 
 
 def build_rays(
