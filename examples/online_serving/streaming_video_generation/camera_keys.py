@@ -1,7 +1,6 @@
 """Keys of a terminal, and the camera movement that they stand for."""
 
 import asyncio
-import math
 import os
 import termios
 import tty
@@ -9,20 +8,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-STEP = 0.05
-"""Travel of one held key per latent frame; the model's full speed."""
-YAW_STEP, PITCH_STEP = math.radians(6), math.radians(4)
-KEYS = frozenset("wasdijkl")
+from vllm_omni.client.camera import KEYS, MODES, pose_of_keys
+
 HELD_S = 0.6
 """Longer than the delay after which terminals start to repeat a key."""
 
 
 def wasd_to_camera_payload(actions: Iterable[str], mode: str = "velocity") -> dict[str, object]:
     """Camera payload of keys that are held together, for ``multi_modal_data.camera``.
-
-    w and s move along the heading, d and a to the right and left of it, both on the ground; l and
-    j turn right and left by 6 degrees, i and k look up and down by 4. Opposite keys cancel. The
-    frame is +X right, +Y down, +Z forward; the quaternion is x, y, z, w.
 
     Args:
         actions: keys, of either case.
@@ -32,34 +25,9 @@ def wasd_to_camera_payload(actions: Iterable[str], mode: str = "velocity") -> di
     Raises:
         ValueError: unknown key or mode.
     """
-    held = {action.lower() for action in actions}
-    if held - KEYS or mode not in {"velocity", "target"}:
-        raise ValueError(
-            f"keys are {' '.join(sorted(KEYS))} and modes velocity, target; got "
-            f"{sorted(held - KEYS)}, {mode!r}"
-        )
-    yaw = YAW_STEP * (("l" in held) - ("j" in held))
-    pitch = PITCH_STEP * (("i" in held) - ("k" in held))
-    forward = STEP * (("w" in held) - ("s" in held))
-    right = STEP * (("d" in held) - ("a" in held))
-    return {
-        "mode": mode,
-        "data": {
-            # The step follows the new heading: forward is (sin, 0, cos), right is (cos, 0, -sin).
-            "translation": [
-                forward * math.sin(yaw) + right * math.cos(yaw),
-                0.0,
-                forward * math.cos(yaw) - right * math.sin(yaw),
-            ],
-            # Yaw about the world's Y, then pitch about the camera's own X.
-            "rotation": [
-                math.cos(yaw / 2) * math.sin(pitch / 2),
-                math.sin(yaw / 2) * math.cos(pitch / 2),
-                -math.sin(yaw / 2) * math.sin(pitch / 2),
-                math.cos(yaw / 2) * math.cos(pitch / 2),
-            ],
-        },
-    }
+    if mode not in MODES:
+        raise ValueError(f"modes are {', '.join(MODES)}; got {mode!r}")
+    return pose_of_keys(actions).payload(mode)
 
 
 @dataclass

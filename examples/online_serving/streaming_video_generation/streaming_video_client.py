@@ -1,27 +1,24 @@
 """Opens a world on a running server, steers it, and saves what was seen as an MP4.
 
     python streaming_video_client.py --port 8000 --prompt "A quiet harbour." \
-        --image-reference harbour.png --width 832 --height 480 --live
+        --image-reference harbour.png --live --show
 
 With ``--live`` the keys w a s d move, i j k l look, space stands still and q ends. A terminal
 reports no key releases: a key counts as held until it has not repeated for 0.6 s. Ctrl-C ends the
-world as q does; a second one leaves at once. Exit codes: 0 saved, 1 failed, 2 bad flags.
+world as q does; a second one leaves at once. ``--show`` plays the video in the terminal. Exit
+codes: 0 saved, 1 failed, 2 bad flags.
 """
 
 import argparse
 import asyncio
-import base64
 import json
 import math
-import mimetypes
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -31,11 +28,19 @@ from examples.online_serving.streaming_video_generation.camera_keys import (
     typed_keys,
     wasd_to_camera_payload,
 )
+from examples.online_serving.streaming_video_generation.terminal_picture import TerminalPicture
+from vllm_omni.client import (
+    Chunk,
+    ConnectionLostError,
+    EventRefusedError,
+    WorldClient,
+    WorldError,
+)
+from vllm_omni.client.address import image_url, socket_url
+from vllm_omni.client.camera import KEY_HELP
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.entrypoints.server import protocol
 
-ENDPOINT_PATH = "/v1/realtime/video"
-PING_INTERVAL_S = 20.0
 POLL_INTERVAL_S = 0.05
 
 
@@ -49,11 +54,12 @@ def endpoint_url(args: argparse.Namespace) -> str:
         ValueError: the base URL has another scheme.
     """
     base = args.base_url or f"ws://{args.host}:{args.port}"
-    scheme, _, rest = base.partition("://")
-    schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-    if scheme not in schemes or not rest:
+    if "://" not in base:
         raise ValueError(f"--base-url must start with http, https, ws or wss ://, got {base!r}")
-    return f"{schemes[scheme]}://{rest.rstrip('/').removesuffix(ENDPOINT_PATH)}{ENDPOINT_PATH}"
+    try:
+        return socket_url(base)
+    except ValueError as error:
+        raise ValueError(f"--base-url: {error}") from None
 
 
 def start_message(args: argparse.Namespace) -> protocol.SessionStart:
@@ -74,14 +80,6 @@ def start_message(args: argparse.Namespace) -> protocol.SessionStart:
         values["extra_params"] = args.extra_params
     given = {name: value for name, value in values.items() if value is not None}
     return protocol.parse_start(json.dumps({"type": "session.start", **given}))
-
-
-def image_url(reference: str) -> str:
-    """A URL as it is; a file as ``data:`` URL."""
-    if reference.startswith(("http://", "https://", "data:")):
-        return reference
-    kind = mimetypes.guess_type(reference)[0] or "image/png"
-    return f"data:{kind};base64,{base64.b64encode(Path(reference).read_bytes()).decode()}"
 
 
 def scheduled_interactions(
@@ -142,139 +140,132 @@ def _interaction(event_id: str, fields: dict[str, object]) -> protocol.SessionIn
 # ------------------------------------------------------------------ the session
 
 
+@dataclass
 class Client:
-    """One world over one socket: reads video, sends what the viewer does.
+    """One world as it is played.
 
     Attributes:
         error: what the server said last was wrong.
         fault: what broke on this side beside the reading of the video.
+        video: all payloads in order: a fragmented MP4.
         done: how the server ended the session.
     """
 
-    def __init__(self, socket: ClientConnection) -> None:
-        self._socket = socket
-        self._started = asyncio.Event()
-        self._payloads: list[bytes] = []
-        self._events = 0
-        self.error: str | None = None
-        self.fault: Exception | None = None
-        self.done: protocol.SessionDone | None = None
+    world: WorldClient
+    error: str | None = None
+    fault: Exception | None = None
+    picture: TerminalPicture | None = None
 
     @property
     def video(self) -> bytes:
         """All payloads in order: a fragmented MP4."""
-        return b"".join(self._payloads)
+        return self.world.video
 
-    async def send(self, message: protocol.SessionStart | protocol.ControlMessage) -> None:
-        """Send one message."""
-        await self._socket.send(message.model_dump_json(exclude_none=True))
+    @property
+    def done(self) -> protocol.SessionDone | None:
+        """How the server ended the session."""
+        return self.world.done
 
     async def read(self) -> None:
-        """Read until the server closes the socket."""
-        async for received in self._socket:
-            if isinstance(received, bytes):
-                self._payloads.append(received)
-            else:
-                self._handle(protocol.parse_server(received))
+        """Read until the world ends; what the server refuses is printed and noted."""
+        while self.done is None:
+            try:
+                async for chunk in self.world:
+                    self._show(chunk)
+            except EventRefusedError as refused:
+                self._note(refused)
 
-    def _handle(self, message: protocol.ServerMessage) -> None:
-        match message:
-            case protocol.SessionQueued():
-                print(f"waiting in line, position {message.position}")
-            case protocol.VideoStart():
-                print(f"started {message.request_id}")
-                self._started.set()
-            case protocol.VideoChunkMetadata():
-                events = ", ".join(message.started_event_ids)
-                print(
-                    f"chunk {message.generation_chunk_index}: {message.num_frames} frames, "
-                    f"{message.byte_length} bytes" + (f", started {events}" if events else "")
-                )
-            case protocol.ErrorMessage():
-                self.error = message.message
-                print(f"error: {message.message}", file=sys.stderr)
-            case protocol.SessionDone():
-                self.done = message
+    def _show(self, chunk: Chunk) -> None:
+        events = f", started {', '.join(chunk.started)}" if chunk.started else ""
+        if self.picture is not None and chunk.frames is not None:
+            self.picture.add(chunk.frames)
+        line = f"chunk {chunk.index}: {chunk.num_frames} frames, {len(chunk.data)} bytes{events}"
+        print(f"{line}\x1b[K" if self.picture is not None else line)
 
-    async def ping(self) -> None:
-        """Keep the session alive."""
-        while True:
-            await asyncio.sleep(PING_INTERVAL_S)
-            await self.send(protocol.SessionPing())
+    def _note(self, error: WorldError) -> None:
+        self.error = str(error)
+        print(f"error: {error}", file=sys.stderr)
+
+    async def play(self, message: protocol.SessionStart, side: Sequence[Awaitable[None]]) -> None:
+        """Open the world, and do ``side`` beside the reading."""
+        tasks: list[asyncio.Future[None]] = []
+        try:
+            start = await self.world.open(
+                message.model_dump(mode="json", exclude_none=True),
+                on_position=lambda place: print(f"waiting in line, position {place}"),
+            )
+            print(f"started {start.request_id}")
+            tasks = [asyncio.ensure_future(one) for one in side]
+            await asyncio.sleep(0)  # all of them begin, however soon the world ends
+            await self.read()
+        except WorldError as error:
+            self._note(error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self.fault = _first_fault(await asyncio.gather(*tasks, return_exceptions=True))
 
     async def follow(self, schedule: Sequence[tuple[float, protocol.SessionInteraction]]) -> None:
         """Send scheduled interactions at their seconds after the start."""
-        await self._started.wait()
         began = time.monotonic()
         for at, interaction in schedule:
             await asyncio.sleep(max(0.0, began + at - time.monotonic()))
-            await self.send(interaction)
+            await self.world.send(interaction.model_dump(mode="json", exclude_none=True))
 
     async def steer(self, descriptor: int) -> None:
         """Send the keys held on a terminal whenever they change, until q ends the world."""
-        await self._started.wait()
-        keys, sent = HeldKeys(), frozenset[str]()
+        print(f"keys: {KEY_HELP}")
+        keys, sent, events = HeldKeys(), frozenset[str](), 0
         with typed_keys(descriptor) as typed:
             text = ""
             while "q" not in text:
                 for key in text:
                     keys.press(key, time.monotonic())
-                sent = await self._send_keys(keys.held(time.monotonic()), sent)
+                held = keys.held(time.monotonic())
+                if held != sent:
+                    events += 1
+                    event = {"multi_modal_data": {"camera": wasd_to_camera_payload(held)}}
+                    await self.world.interact(event, event_id=f"live-{events}")
+                    sent = held
                 await asyncio.sleep(POLL_INTERVAL_S)
                 text = "".join(typed.get_nowait() for _ in range(typed.qsize()))
-            await self.send(protocol.SessionStop())
-
-    async def _send_keys(self, held: frozenset[str], sent: frozenset[str]) -> frozenset[str]:
-        if held != sent:
-            self._events += 1
-            camera = wasd_to_camera_payload(held)
-            await self.send(_interaction(f"live-{self._events}", {"camera": camera}))
-        return held
+            await self.world.stop()
 
 
 async def run(args: argparse.Namespace, keyboard: int) -> Client:
-    """Play one world; returns when the server has closed the socket.
+    """Play one world; returns when it has ended.
 
     Raises:
         ValueError: a flag that makes no sense.
-        OSError: no server.
+        CannotConnectError: no server, or it denies the connection.
     """
     message = start_message(args)
     schedule = scheduled_interactions(args.prompt_updates, args.camera_updates)
-    headers = {} if args.api_key is None else {"Authorization": f"Bearer {args.api_key}"}
-    async with connect(
-        endpoint_url(args), max_size=None, ping_interval=None, additional_headers=headers
-    ) as socket:
-        client = Client(socket)
+    async with WorldClient(endpoint_url(args), api_key=args.api_key, decode=args.show) as world:
+        client = Client(world, picture=TerminalPicture(args.fps) if args.show else None)
         loop = asyncio.get_running_loop()
         stopping: list[asyncio.Task[None]] = []
 
         def interrupt() -> None:
             loop.remove_signal_handler(signal.SIGINT)  # the next Ctrl-C leaves at once
-            stopping.append(asyncio.create_task(client.send(protocol.SessionStop())))
+            stopping.append(asyncio.create_task(world.stop()))
 
         loop.add_signal_handler(signal.SIGINT, interrupt)
-        await client.send(message)
-        side = [asyncio.create_task(client.ping()), asyncio.create_task(client.follow(schedule))]
-        if args.live:
-            side.append(asyncio.create_task(client.steer(keyboard)))
+        side = [client.follow(schedule)]
+        side += [client.steer(keyboard)] if args.live else []
+        side += [] if client.picture is None else [client.picture.play()]
         try:
-            await client.read()
-        except ConnectionClosed as error:
-            client.error = client.error or f"the connection was lost: {error}"
+            await client.play(message, side)
         finally:
             loop.remove_signal_handler(signal.SIGINT)
-            for task in [*side, *stopping]:
-                task.cancel()
-            ended = await asyncio.gather(*side, *stopping, return_exceptions=True)
-        client.fault = _first_fault(ended)
+            await asyncio.gather(*stopping, return_exceptions=True)
         return client
 
 
 def _first_fault(ended: Sequence[object]) -> Exception | None:
-    """The first result that is a failure of this side; a cancellation is no ``Exception``."""
+    """The first failure of this side; a cancellation is no ``Exception``."""
     faults = (result for result in ended if isinstance(result, Exception))
-    return next((fault for fault in faults if not isinstance(fault, ConnectionClosed)), None)
+    return next((fault for fault in faults if not isinstance(fault, ConnectionLostError)), None)
 
 
 # ------------------------------------------------------------------ command line
@@ -299,8 +290,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--model", help="served name (default: whatever is served)")
     add("--prompt", default="A quiet scene, seen by a slowly moving camera.")
     add("--output", type=Path, default=Path("streaming_video_output.mp4"))
-    add("--width", type=int, default=640)
-    add("--height", type=int, default=384)
+    add("--width", type=int, help="with --height; without both the server's own size")
+    add("--height", type=int)
     add("--size", help="WxH instead of width and height")
     add("--seconds", help="length instead of --num-frames")
     add("--fps", type=float, default=16)
@@ -315,7 +306,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help='JSON [{"at": seconds, "prompt": text, "transition_chunks": 3}]')  # fmt: skip
     add("--camera-updates", type=json_list, default=[],
         help='JSON [{"at": seconds, "actions": [keys]}], or "camera": {mode, data}')  # fmt: skip
-    add("--live", action="store_true", help="steer with the keyboard of this terminal")
+    add("--live", action="store_true", help=f"steer with the keyboard: {KEY_HELP}")
+    add("--show", action="store_true", help="play the video in this terminal")
     add("--negative-prompt", help="no effect on this model, as are the flags below")
     add("--guidance-scale", type=float, default=1.0)
     for name in ("--guidance-scale-2", "--boundary-ratio", "--true-cfg-scale"):
@@ -335,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         client = asyncio.run(run(args, sys.stdin.fileno() if args.live else -1))
-    except (OSError, ValueError, InvalidHandshake, InvalidURI) as error:
+    except (OSError, ValueError, WorldError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

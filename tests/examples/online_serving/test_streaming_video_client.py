@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from examples.online_serving.streaming_video_generation import streaming_video_client as example
+from examples.online_serving.streaming_video_generation.terminal_picture import drawn
 from tests.helpers.scripted_server import Peer, scripted_server
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import InvalidRequestError
@@ -86,7 +87,8 @@ class TestMessages:
             "127.0.0.1", 8000, "streaming_video_output.mp4",
         )  # fmt: skip
         start = example.start_message(args)
-        assert (start.width, start.height, start.fps, start.num_frames) == (640, 384, 16, 429)
+        # No size: the server's own.
+        assert (start.width, start.height, start.fps, start.num_frames) == (None, None, 16, 429)
         assert (start.guidance_scale, start.unbounded, start.model) == (1.0, False, None)
 
     def test_every_flag_reaches_its_field(self, tmp_path):
@@ -191,6 +193,16 @@ def video() -> list[bytes]:
     ]
 
 
+def test_a_frame_is_drawn_with_two_pixels_for_each_character():
+    frame = np.zeros((4, 6, 3), np.uint8)
+    frame[0, 0], frame[1, 0] = (1, 2, 3), (4, 5, 6)
+    lines = drawn(frame, 80, 24).split("\n")
+    assert [line.count("\u2580") for line in lines] == [6, 6]
+    assert lines[0].startswith("\x1b[38;2;1;2;3;48;2;4;5;6m\u2580")
+    half = drawn(np.zeros((64, 96, 3), np.uint8), 48, 100).split("\n")
+    assert (len(half), half[0].count("\u2580")) == (16, 48)
+
+
 async def whole(peer: Peer) -> None:
     await peer.video_start()
     for index, payload in enumerate(video()):
@@ -205,8 +217,12 @@ class TestRun:
             rc = await asyncio.create_subprocess_exec(
                 sys.executable, example.__file__, "--port", str(server.port), "--output", str(path),
                 "--image-reference", IMAGE, "--num-frames", "21", "--width", "64", "--height", "48",
+                "--show", stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
-            assert await asyncio.wait_for(rc.wait(), 60) == 0
+            shown, _ = await asyncio.wait_for(rc.communicate(), 60)
+            assert rc.returncode == 0
+        assert "chunk 1: 12 frames" in shown.decode()
+        assert "\u2580" in shown.decode()
         assert server.peers[0].start["num_frames"] == 21
         with av.open(io.BytesIO(path.read_bytes())) as container:
             assert len(list(container.decode(video=0))) == 21
@@ -282,7 +298,7 @@ class TestRun:
             client = await asyncio.wait_for(example.run(args, -1), 30)
         assert client.done.stopped
 
-    async def test_a_terminal_steers(self):
+    async def test_a_terminal_steers(self, capsys):
         keyboard, terminal = pty.openpty()
 
         async def script(peer: Peer):
@@ -306,6 +322,7 @@ class TestRun:
         finally:
             os.close(keyboard)
             os.close(terminal)
+        assert "q ends the world" in capsys.readouterr().out
         pressed, released, stop = server.peers[0].received
         held = json.loads(json.dumps(example.wasd_to_camera_payload("wl")))
         assert pressed["interaction"] == {
