@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from vllm_omni.entrypoints.cli.command_parser import integer, number
+from vllm_omni.entrypoints.command_parser import integer, number
 from vllm_omni.tools.capacity.plan import (
     GPU_TFLOPS,
     Demands,
