@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -127,11 +128,23 @@ def test_force_replaces_an_earlier_tiny_checkpoint(tmp_path):
     assert [path.name for path in target.parent.iterdir()] == ["checkpoint"]
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_files_and_folders_have_the_permissions_of_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        checkpoint = write_tiny_checkpoint(tmp_path / "model")
+    finally:
+        os.umask(before)
+    for path in (checkpoint, *checkpoint.rglob("*")):
+        asked = 0o777 if path.is_dir() else 0o666
+        assert path.stat().st_mode & 0o777 == asked & ~umask, path
+
+
 def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*_args: object, **_options: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("vllm_omni.tools.tiny_checkpoint.save_file", fail)
+    monkeypatch.setattr("vllm_omni.tools.tiny_checkpoint.write_weights", fail)
     with pytest.raises(OSError, match="disk full"):
         write_tiny_checkpoint(tmp_path / "checkpoint")
     assert list(tmp_path.iterdir()) == []
