@@ -11,7 +11,8 @@ from vllm_omni.config.keys import KEYS
 from vllm_omni.config.resolve import resolve
 from vllm_omni.diffusion.data import DiffusionParallelConfig, SamplingDefaults
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.errors import ConfigError
+from vllm_omni.diffusion.registry import LINGBOT_WORLD
+from vllm_omni.errors import CheckpointError, ConfigError
 from vllm_omni.setting import Status
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
@@ -217,6 +218,17 @@ def test_noise_may_be_drawn_on_the_host_or_on_the_device(model, place):
     sampling = {"default_sampling_params": {"0": {"generator_device": place}}}
     resolved = resolve(model, deploy_config=PACKAGED, overrides=sampling, platform="npu")
     assert resolved.default_sampling_params.generator_device == place
+
+
+def test_the_class_of_the_deployment_wins_over_the_index_of_the_checkpoint(tmp_path, deploy):
+    model = write_fake_checkpoint(tmp_path / "other", class_name="SomeReleasedPipeline")
+    resolved = resolve(str(model), deploy_config=PACKAGED, platform="cuda")
+    assert resolved.model is LINGBOT_WORLD
+    assert resolved.config.model_class_name == LINGBOT_WORLD.class_name
+    (note,) = (line for line in resolved.no_effect if "_class_name" in line)
+    assert note.startswith("_class_name 'SomeReleasedPipeline' of model_index.json has no effect")
+    with pytest.raises(CheckpointError, match="got 'SomeReleasedPipeline'"):
+        resolve(str(model), deploy_config=deploy())
 
 
 def test_false_overrides_true(model):

@@ -16,7 +16,7 @@ import pytest
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.diffusion.worker import process
-from vllm_omni.diffusion.worker.process import Done, Refused, Stop, WorkerTask
+from vllm_omni.diffusion.worker.process import Done, Loading, Refused, Stop, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import (
     CheckpointError,
@@ -27,6 +27,8 @@ from vllm_omni.errors import (
 )
 
 HANG_S = 600.0
+HANGING_SEQS = 7
+"""``max_num_seqs`` of a deployment whose :func:`slow_main` never gets ready."""
 
 
 def faulty_main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
@@ -47,6 +49,17 @@ def refusing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> N
         pipe.send(Refused(CheckpointError(f"rank {task.rank} found another model")))
     else:
         time.sleep(HANG_S)
+
+
+def slow_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
+    """Weights arrive for three seconds, with news of them; then the rank hangs or is ready."""
+    for _ in range(6):
+        time.sleep(0.5)
+        pipe.send(Loading())
+    if task.config.max_num_seqs == HANGING_SEQS:
+        time.sleep(HANG_S)
+    pipe.send(Done(GroupCapacity(1, num_pages=1, page_tokens=1, page_bytes=1, window_frames=1)))
+    pipe.recv()
 
 
 def disagreeing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:

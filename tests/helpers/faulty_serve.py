@@ -44,7 +44,7 @@ def faulty_worker(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> No
 
 def _install(patch: pytest.MonkeyPatch) -> None:
     from vllm_omni.diffusion.models.lingbot_world import pipeline
-    from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
+    from vllm_omni.diffusion.models.lingbot_world.text import Prompts
     from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 
     running: list[tuple[str, int]] = [("", 0)]
@@ -72,7 +72,7 @@ def _install(patch: pytest.MonkeyPatch) -> None:
         running[0] = (prompts[plan.session_id], plan.chunk_index)
         return denoise_chunk(self, session, plan)
 
-    after(TextEncoder, "embed", "open")  # when the window is taken already
+    after(Prompts, "prepare", "open")  # when the window is taken already
     after(pipeline, "denoise", "probe")
     after(WanVAE, "decode", "decode")
     after(pipeline, "commit", "commit")

@@ -32,6 +32,7 @@ from vllm_omni.diffusion.data import (
 )
 from vllm_omni.diffusion.registry import ModelEntry, model_of
 from vllm_omni.errors import ConfigError, ConfigTypeError
+from vllm_omni.model_extras import get_model_class_name
 from vllm_omni.setting import HIDDEN, Setting, construct, no_effect_notes, values_of
 
 STAGE_ORIGIN = "stage override"
@@ -140,7 +141,7 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
     if said.devices is not None and said.device is None and host.platform == "cpu":
         refuse_missing_devices(said.devices)
     directory = find_checkpoint(model)
-    entry = model_of(directory)
+    entry = model_of(directory, said.model_class_name)
     parallel = construct(DiffusionParallelConfig, values)
     replicas = construct(ReplicaConfig, values)
     npu_quant = values.get("model_config.lingbot_npu_quant")
@@ -180,6 +181,7 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
             *no_effect_notes(values, KEYS),
             *_platform_notes(said, config.device),
             *_hidden_notes(merged),
+            *_class_notes(said, directory),
         ),
     )
 
@@ -246,6 +248,16 @@ def _platform_notes(said: StageSettings, device: str) -> list[str]:
     if device != "cuda" and said.enforce_eager is False:
         notes.append("enforce_eager=false has no effect: blocks are compiled on CUDA only")
     return notes
+
+
+def _class_notes(said: StageSettings, directory: Path) -> list[str]:
+    named = get_model_class_name(directory)
+    if said.model_class_name in {None, named}:
+        return []
+    return [
+        f"_class_name {named!r:.100} of model_index.json has no effect: model_class_name says "
+        f"{said.model_class_name}"
+    ]
 
 
 def _hidden_notes(merged: Merged) -> list[str]:

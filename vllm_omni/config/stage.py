@@ -209,6 +209,7 @@ def decided_fields(stage: StageSettings) -> dict[str, object]:
         "linear_backend": stage.linear_backend,
         "quantization": {} if stage.quantization is None else quantization,
         "action_root": stage.action_root,
+        "model_class_name": stage.model_class_name,
         "geometry": _geometry(stage),
     }
 

@@ -223,6 +223,7 @@ class OmniDiffusionConfig:
         executor: ``inline`` (this process, one rank) or ``mp`` (worker processes).
         quantization: method and options of vLLM's linears, empty for none.
         action_root: trusted root of recorded camera paths.
+        model_class_name: the model that the directory holds, where the deployment says so.
     """
 
     model: str
@@ -238,6 +239,7 @@ class OmniDiffusionConfig:
     linear_backend: str = "native"
     quantization: Mapping[str, object] = field(default_factory=dict)
     action_root: str | None = None
+    model_class_name: str | None = None
 
     # fmt: off
     max_num_seqs: Annotated[Positive, setting(
@@ -253,13 +255,17 @@ class OmniDiffusionConfig:
     chunk_timeout_s: Annotated[Seconds | None, setting(
         "limit of a chunk", unsaid="10 x the slowest warm chunk of the size, at least 60")] = None
     stage_init_timeout_s: Annotated[Seconds, setting(
-        "seconds for a worker to start", "--stage-init-timeout", key="stage_init_timeout")] = 300.0
+        "seconds for a worker to start; begins anew while weights arrive", "--stage-init-timeout",
+        key="stage_init_timeout")] = 300.0
     init_timeout_s: Annotated[Seconds, setting(
         "seconds for a server's engine to start, warm-up included", "--init-timeout",
-        key="init_timeout")] = 600.0
+        key="init_timeout")] = 1800.0
     env: Annotated[_Environment, setting(
         "environment of the workers, set before they start",
         secret=True)] = field(default_factory=dict, repr=False)
+    text_encoder_device: Annotated[Literal["auto", "device", "cpu"], setting(
+        "where the text encoder works: on the device, on the host (cpu: seconds for a prompt), or "
+        "auto: on the device where a world fits beside it")] = "auto"
     reuse_last_step_kv: Annotated[bool, setting(
         "skip the commit forward: faster and lossy",
         key="model_config.lingbot_reuse_last_step_kv")] = False

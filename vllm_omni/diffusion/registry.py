@@ -83,13 +83,16 @@ LINGBOT_WORLD = ModelEntry(
 MODELS = {entry.class_name: entry for entry in (LINGBOT_WORLD,)}
 
 
-def model_of(directory: Path) -> ModelEntry:
+def model_of(directory: Path, class_name: str | None = None) -> ModelEntry:
     """Entry of the model that a checkpoint directory holds.
+
+    Args:
+        class_name: what the deployment says that it holds; it wins over ``model_index.json``.
 
     Raises:
         CheckpointError: if its ``model_index.json`` cannot be read or names no known model.
     """
-    class_name = get_model_class_name(directory)
+    class_name = class_name or get_model_class_name(directory)
     if class_name in MODELS:
         return MODELS[class_name]
     for point in entry_points(group=ENTRY_POINT_GROUP, name=class_name):

@@ -44,6 +44,9 @@ class CudaPlatform(AcceleratorPlatform):
                 f"rank {local_rank} needs device cuda, but torch {torch.__version__} sees "
                 f"{visible} GPUs; install a CUDA build of torch and its driver, or set device: cpu"
             )
+        # float32 means float32: convolutions would take TF32 unless told otherwise.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         return device

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.dense_oracle import visible_history
 from vllm_omni.errors import ConfigError, OutOfKVMemoryError, SessionClosedError
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec, plan_pool
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec, MemoryNeeds, plan_pool
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
     ExtentPlan,
     KVPool,
@@ -157,11 +157,9 @@ def test_pool_holds_the_sessions_that_fit(fraction, free_sessions, wanted, sessi
     spec, other = spec_of(), 1000
     session_bytes = spec.window_pages(6) * spec.page_bytes + other
     budget = plan_pool(
-        spec,
-        tokens_per_frame=6,
+        MemoryNeeds(session_bytes - other, state=other, workspace=600, activations=400),
+        window_pages=spec.window_pages(6),
         max_sessions=wanted,
-        other_bytes_per_session=other,
-        workspace_bytes=1000,
         free_bytes=1000 + int(free_sessions * session_bytes),
         fraction=fraction,
     )
@@ -170,11 +168,9 @@ def test_pool_holds_the_sessions_that_fit(fraction, free_sessions, wanted, sessi
 
 
 def test_too_little_memory_for_one_session_names_the_numbers():
-    with pytest.raises(OutOfKVMemoryError, match=r"session needs \d+ bytes .* 9 bytes are free"):
-        plan_pool(
-            spec_of(), tokens_per_frame=6, max_sessions=1, other_bytes_per_session=0,
-            workspace_bytes=0, free_bytes=9, fraction=None,
-        )  # fmt: skip
+    needs = MemoryNeeds(2 << 30, state=0, workspace=0, activations=0)
+    with pytest.raises(OutOfKVMemoryError, match=r"world needs 2.0 GiB .*, 1.9 GiB are free"):
+        plan_pool(needs, window_pages=1, max_sessions=1, free_bytes=1900 << 20, fraction=None)
 
 
 # --- session windows ----------------------------------------------------------------------------

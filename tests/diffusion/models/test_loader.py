@@ -18,7 +18,8 @@ from tests.helpers.model_builders import (
 )
 from vllm_omni.diffusion.models.checkpoint_files import DIFFUSERS, weight_files
 from vllm_omni.diffusion.models.lingbot_world.load import load_transformer
-from vllm_omni.diffusion.models.loader import load_weights
+from vllm_omni.diffusion.models import loader
+from vllm_omni.diffusion.models.loader import LoadProgress, load_weights, loading_told
 from vllm_omni.errors import CheckpointError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
@@ -152,3 +153,23 @@ def test_the_root_rank_logs_each_file(folder, caplog, monkeypatch, rank, files):
     assert [record.getMessage() for record in caplog.records] == [
         f"loading transformer: file {number} of 3" for number in range(1, files + 1)
     ]
+
+
+def test_a_long_load_tells_that_it_goes_on_and_the_root_logs_rate_and_time_left(
+    monkeypatch, caplog
+):
+    seconds, told = iter([0.0, 0.5, 2.0, 20.0, 21.5]), []
+    monkeypatch.setattr(loader.time, "monotonic", lambda: next(seconds))
+    with caplog.at_level("INFO", "vllm_omni"), loading_told(lambda: told.append(len(told))):
+        progress = LoadProgress("transformer", 60_000_000_000)
+        for _ in range(4):
+            progress.add(10_000_000_000)
+    assert told == [0, 1, 2]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == "loading transformer: 30.0 of 60.0 GB at 1.50 GB/s, about 20 s to go"
+
+
+def test_nothing_is_told_outside_of_the_block(monkeypatch):
+    seconds = iter([0.0, 5.0])
+    monkeypatch.setattr(loader.time, "monotonic", lambda: next(seconds))
+    LoadProgress("vae", 10).add(10)

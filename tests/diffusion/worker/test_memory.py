@@ -9,6 +9,7 @@ from tests.helpers.model_builders import SMALL, small_config, tiny_worker
 from vllm_omni.diffusion.data import DEFAULT_GEOMETRY, KVCacheConfig
 from vllm_omni.diffusion.worker.memory import plan_kv_pool
 from vllm_omni.errors import OutOfKVMemoryError
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import MemoryNeeds
 from vllm_omni.platforms.cpu import CpuPlatform
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
@@ -30,7 +31,8 @@ def session_bytes(geometry=SMALL):
 
 
 def workspace_bytes(geometry=SMALL):
-    return tiny_worker().pipeline.workspace_bytes(geometry)
+    pipeline = tiny_worker().pipeline
+    return pipeline.workspace_bytes(geometry) + pipeline.activation_bytes(geometry)
 
 
 def plan(config, free_bytes=PLENTY, platform=None):
@@ -66,8 +68,23 @@ def test_fewer_sessions_than_asked_for_are_said(caplog):
 
 
 def test_no_room_for_one_session_is_an_error_with_numbers():
-    with pytest.raises(OutOfKVMemoryError, match="1000 bytes are free; lower the size"):
+    with pytest.raises(OutOfKVMemoryError) as refused:
         plan(small_config(), 1000)
+    words = str(refused.value)
+    for part in ("KV window", "VAE histories", "the chunk being made", "activations",
+                 "GiB are free", "transformer", "VAE", "text encoder",
+                 "lower the size (ar_diffusion_height", "ulysses_degree",
+                 "text_encoder_device: cpu"):  # fmt: skip
+        assert part in words
+
+
+def test_the_parts_of_the_refusal_are_the_bytes_that_are_counted():
+    needs = MemoryNeeds(window=43 << 29, state=3 << 30, workspace=17 << 29, activations=2 << 30)
+    assert str(needs) == (
+        "35.0 GiB (KV window 21.5, prompt and VAE histories 3.0, the chunk being made 8.5, "
+        "activations 2.0)"
+    )
+    assert (needs.total, needs.shared) == (35 << 30, 21 << 29)
 
 
 def test_without_a_size_the_default_one_is_planned_for():

@@ -69,6 +69,12 @@ class DrawnWorld:
     def workspace_bytes(self, geometry: VideoGeometry) -> int:
         return 12 * 3 * geometry.height * geometry.width
 
+    def activation_bytes(self, _geometry: VideoGeometry) -> int:
+        return 0
+
+    def weight_bytes(self) -> dict[str, int]:
+        return {}
+
     def bind_pool(self, pool: KVPool) -> None:
         """A world that is drawn remembers nothing."""
 

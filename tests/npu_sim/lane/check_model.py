@@ -76,7 +76,8 @@ def rollout(worker, kind=OutputKind.UINT8, *, chunks=CHUNKS, noise="cpu") -> Rol
     """Make one world whose prompt changes once."""
     made, by_chunk, by_layer = [], [], []
     kernels.calls.clear()
-    worker.pipeline.model.text._cache.clear()  # so that every world has to embed its prompts
+    # So that every world has to embed its prompts.
+    worker.pipeline.model.text.encoder._cache.clear()
     forward = LingBotWorldBlock.forward
 
     def noted(*args, **kwargs):

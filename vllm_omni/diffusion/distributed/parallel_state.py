@@ -58,6 +58,13 @@ class RankGroup:
             gather = dist.all_gather_into_tensor
         gather(received.flatten(0, 1), mine, group=self.group)
 
+    def broadcast(self, tensor: Tensor) -> None:
+        """Replace a tensor on every rank of the group by that of its first rank."""
+        if self.group is not None:
+            import torch.distributed as dist
+
+            dist.broadcast(tensor, dist.get_global_rank(self.group, 0), group=self.group)
+
     def any(self, *, flag: bool) -> bool:
         """Tell whether ``flag`` is true on any rank. The group must exchange host tensors."""
         if self.group is None:

@@ -22,6 +22,7 @@ from vllm_omni.diffusion.worker.process import (
     CloseSession,
     Command,
     Done,
+    Loading,
     OpenSession,
     Refused,
     Reply,
@@ -81,7 +82,7 @@ class MultiprocExecutor:
         started_s = time.monotonic()
         group = self._launch()
         try:
-            capacities = self._gather_capacities(started_s + self._config.stage_init_timeout_s)
+            capacities = self._gather_capacities()
         except BaseException as error:
             self._drop()
             # Rank 1 may have said no and ended while rank 0 was still loading.
@@ -175,12 +176,21 @@ class MultiprocExecutor:
             group.send(command)
         return self._gather(time.monotonic() + self._config.stage_init_timeout_s, doing)
 
-    def _gather_capacities(self, deadline_s: float) -> list[GroupCapacity]:
-        """What every rank says of itself, or the first refusal: its peers may wait for it."""
+    def _gather_capacities(self) -> list[GroupCapacity]:
+        """What every rank says of itself, or the first refusal: its peers may wait for it.
+
+        The time limit begins anew whenever a rank tells that weights arrive.
+        """
+        limit_s = self._config.stage_init_timeout_s
+        deadline_s = time.monotonic() + limit_s
         capacities = []
         for rank in range(self.group.world_size):
-            with self._conversation() as group:
-                reply = group.receive(rank, deadline_s=deadline_s, doing="its start")
+            reply: Reply = Loading()
+            while isinstance(reply, Loading):
+                with self._conversation() as group:
+                    reply = group.receive(rank, deadline_s=deadline_s, doing="its start")
+                if isinstance(reply, Loading):
+                    deadline_s = time.monotonic() + limit_s
             match reply:
                 case Done(GroupCapacity() as found):
                     capacities.append(found)

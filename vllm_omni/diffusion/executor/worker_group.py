@@ -316,7 +316,8 @@ def _start_context(config: OmniDiffusionConfig) -> _StartContext:
         return multiprocessing.get_context("spawn")
     _shorten_socket_names()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, *model_of(Path(config.model)).preload])
+    entry = model_of(Path(config.model), config.model_class_name)
+    context.set_forkserver_preload([*PRELOADED, *entry.preload])
     return context
 
 

@@ -1,5 +1,6 @@
 """What a worker asks of a world model; the engine above knows only the messages."""
 
+from collections.abc import Mapping
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -8,7 +9,7 @@ from jaxtyping import Shaped
 from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, SessionRequest
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec, MemoryNeeds
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
 
 
@@ -46,11 +47,27 @@ class SizedModel(Protocol):
         ...
 
     def workspace_bytes(self, geometry: VideoGeometry) -> int:
-        """Count the bytes on this rank that a chunk holds from its start to its end.
-
-        Activations of single layers are not counted.
-        """
+        """Count the bytes on this rank that a chunk holds from its start to its end."""
         ...
+
+    def activation_bytes(self, geometry: VideoGeometry) -> int:
+        """Count the bytes on this rank that layers take at most while they work."""
+        ...
+
+    def weight_bytes(self) -> Mapping[str, int]:
+        """Count the bytes of the weights on this rank's device, by the name of the part."""
+        ...
+
+
+def memory_needs(pipeline: SizedModel, geometry: VideoGeometry) -> MemoryNeeds:
+    """Count what one session of this size needs on this rank, by parts."""
+    spec = pipeline.kv_cache_spec()
+    return MemoryNeeds(
+        window=spec.window_pages(geometry.tokens_per_frame) * spec.page_bytes,
+        state=pipeline.state_bytes(geometry),
+        workspace=pipeline.workspace_bytes(geometry),
+        activations=pipeline.activation_bytes(geometry),
+    )
 
 
 @runtime_checkable

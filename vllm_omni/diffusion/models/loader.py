@@ -1,7 +1,14 @@
 """Reads safetensors shards straight into parameters: no second copy of the model in memory."""
 
+<<<<<<< HEAD
 from collections.abc import Iterator, Mapping
+=======
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+>>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import torch
@@ -21,6 +28,7 @@ from vllm_omni.logger import get_logger
 logger = get_logger(__name__)
 
 _NAMES_SHOWN = 20
+_GB = 1e9
 
 
 @contextmanager
@@ -37,6 +45,88 @@ def materialize(module: nn.Module, device: torch.device) -> None:
     module.eval()
 
 
+<<<<<<< HEAD
+=======
+def module_bytes(module: nn.Module) -> int:
+    """Count the bytes of a module's parameters."""
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def shard_files(directory: Path) -> tuple[Path, ...]:
+    """Weight files of a component: the ones its index names, else its single file.
+
+    Raises:
+        CheckpointError: if there are none, a named one is missing, or the index is unreadable.
+    """
+    index = directory / _INDEX_FILE
+    if index.is_file():
+        files = tuple(directory / name for name in _indexed_names(index))
+    else:
+        files = (directory / _SINGLE_FILE,)
+    missing = [f"{file.parent.name}/{file.name}" for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(f"the checkpoint has no {', '.join(missing)}")
+    return files
+
+
+def _indexed_names(index: Path) -> list[str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return sorted({str(name) for name in weight_map.values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{index.parent.name}/{index.name} must hold weight_map, from tensors to files; it "
+            f"cannot be read ({type(error).__name__}: {error})"
+        ) from error
+
+
+_told: ContextVar[Callable[[], None]] = ContextVar("told", default=lambda: None)
+_TOLD_EVERY_S = 1.0
+_LOGGED_EVERY_S = 10.0
+
+
+@contextmanager
+def loading_told(tell: Callable[[], None]) -> Iterator[None]:
+    """Call ``tell`` about once a second while weights arrive, in the block."""
+    token = _told.set(tell)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+class LoadProgress:
+    """Tells how loading a component goes on: to whoever waits, and by the root in the log.
+
+    Args:
+        component: what is loaded.
+        total_bytes: size of its files; a rank that takes its share of them ends earlier.
+    """
+
+    def __init__(self, component: str, total_bytes: int) -> None:
+        self._component = component
+        self._total_bytes = total_bytes
+        self._loaded_bytes = 0
+        self._started_s = self._told_s = self._logged_s = time.monotonic()
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes that have arrived."""
+        self._loaded_bytes += num_bytes
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _TOLD_EVERY_S:
+            self._told_s = now_s
+            _told.get()()
+        if now_s - self._logged_s >= _LOGGED_EVERY_S and is_root():
+            self._logged_s = now_s
+            rate = self._loaded_bytes / (now_s - self._started_s)
+            logger.info(
+                "loading %s: %.1f of %.1f GB at %.2f GB/s, about %.0f s to go",
+                *(self._component, self._loaded_bytes / _GB, self._total_bytes / _GB, rate / _GB),
+                max(0, self._total_bytes - self._loaded_bytes) / rate,
+            )
+
+
+>>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
 def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
     """Fill every target from the shards of ``directory``.
 
@@ -48,13 +138,15 @@ def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
     """
     files = weight_files(directory, DIFFUSERS)
     _check_names(directory.name, files, targets)
+    progress = LoadProgress(directory.name, sum(file.stat().st_size for file in files))
     for number, file in enumerate(files, 1):
         if is_root():
             logger.info("loading %s: file %d of %d", directory.name, number, len(files))
         with reading(file), safe_open(file, framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
-                target = targets[name]
-                target.store(shard.get_slice(name)[target.local_slices()])
+                values = shard.get_slice(name)[targets[name].local_slices()]
+                targets[name].store(values)
+                progress.add(values.nbytes)
 
 
 def _check_names(

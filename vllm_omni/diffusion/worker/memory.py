@@ -1,8 +1,13 @@
 """Measured memory to KV pool: asks the platform, does the budget, allocates."""
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.models.interface import SizedModel
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import PoolBudget, plan_pool
+from vllm_omni.diffusion.models.interface import SizedModel, memory_needs
+from vllm_omni.errors import OutOfKVMemoryError
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import (
+    PoolBudget,
+    in_gib,
+    plan_pool,
+)
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
 
@@ -18,16 +23,24 @@ def plan_kv_pool(
         OutOfKVMemoryError: if not even one session fits.
     """
     spec, geometry = pipeline.kv_cache_spec(), config.prepared_geometry
-    workspace_bytes = pipeline.workspace_bytes(geometry)
-    budget = plan_pool(
-        spec,
-        tokens_per_frame=geometry.tokens_per_frame,
-        max_sessions=config.max_num_seqs,
-        other_bytes_per_session=pipeline.state_bytes(geometry),
-        workspace_bytes=workspace_bytes,
-        free_bytes=free_bytes,
-        fraction=config.kv_cache.gpu_memory_fraction if platform.pool_from_free_memory else None,
-    )
+    needs = memory_needs(pipeline, geometry)
+    try:
+        budget = plan_pool(
+            needs,
+            window_pages=spec.window_pages(geometry.tokens_per_frame),
+            max_sessions=config.max_num_seqs,
+            free_bytes=free_bytes,
+            fraction=config.kv_cache.gpu_memory_fraction
+            if platform.pool_from_free_memory
+            else None,
+        )
+    except OutOfKVMemoryError as error:
+        held = ", ".join(f"{name} {in_gib(size)}" for name, size in pipeline.weight_bytes().items())
+        raise OutOfKVMemoryError(
+            f"at {geometry}, {error} beside the weights ({held}); lower the size "
+            "(ar_diffusion_height, ar_diffusion_width), use more ranks (ulysses_degree) or keep "
+            "the text encoder on the host (text_encoder_device: cpu)"
+        ) from None
     logger.info(
         "KV pool: %d pages of %d tokens, %d layers, %d local heads of %d channels, %d tokens per "
         "latent frame at %s, window %d latent frames (sink %d), text %d tokens x %d heads, "
@@ -40,7 +53,7 @@ def plan_kv_pool(
         logger.warning(
             "gpu_memory_fraction %.2f of the %d bytes that the chunk being made leaves of %d free "
             "ones is less than one session needs; the pool was raised to one session",
-            *(config.kv_cache.gpu_memory_fraction, free_bytes - workspace_bytes, free_bytes),
+            *(config.kv_cache.gpu_memory_fraction, free_bytes - needs.shared, free_bytes),
         )
     if budget.sessions < config.max_num_seqs:
         logger.warning(

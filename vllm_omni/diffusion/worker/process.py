@@ -138,7 +138,12 @@ class Lost:
     reason: str
 
 
-Reply = SharedChunk | Done | Refused | Lost
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The news of a worker that starts: weights are arriving. Its reply follows."""
+
+
+Reply = SharedChunk | Done | Refused | Lost | Loading
 
 
 def main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
@@ -163,6 +168,7 @@ def prepare_environment(config: OmniDiffusionConfig) -> None:
 
 
 def _serve(task: WorkerTask, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
+<<<<<<< HEAD
     with _reporting(task.rank, pipe):
         prepare_environment(task.config)
         configure_logging(
@@ -171,6 +177,21 @@ def _serve(task: WorkerTask, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
             file=task.log_file,
         )
         worker = _load(task)
+=======
+    import torch
+
+    from vllm_omni.diffusion.distributed.parallel_state import leave_world
+    from vllm_omni.diffusion.models.loader import loading_told
+    from vllm_omni.diffusion.worker.worker import Worker
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // task.config.parallel.world_size))
+    try:
+        with loading_told(lambda: pipe.send(Loading())):
+            worker = Worker(task.config, local_rank=task.rank, parallel=_join(task))
+    except OmniError as error:
+        pipe.send(Refused(error))
+        return
+>>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
     pipe.send(Done(worker.capacity))
     commands = _Commands(worker, pipe, pixels)
     while not isinstance(command := pipe.receive(), Stop):

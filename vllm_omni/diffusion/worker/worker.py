@@ -70,7 +70,7 @@ class Worker:
         self._agreement = Agreement(parallel.control)
         self.platform = create_platform(config.device)
         self.device = self.platform.device(local_rank)
-        load_pipeline = model_of(Path(config.model)).load_loader()
+        load_pipeline = model_of(Path(config.model), config.model_class_name).load_loader()
         self.pipeline: RealtimePipeline[LiveSession] = load_pipeline(
             config, platform=self.platform, device=self.device, parallel=parallel
         )

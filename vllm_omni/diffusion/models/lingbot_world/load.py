@@ -24,7 +24,11 @@ from vllm_omni.diffusion.layers.linear import (
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
 from vllm_omni.diffusion.layers.rope import BroadcastRotary, FusedRotary, RotaryMethod, check_rotary
 from vllm_omni.diffusion.layers.weights import weight_targets
+<<<<<<< HEAD
 from vllm_omni.diffusion.models.checkpoint_files import read_json
+=======
+from vllm_omni.diffusion.models.interface import memory_needs
+>>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.config import (
     PIPELINE_CLASS,
@@ -44,7 +48,7 @@ from vllm_omni.diffusion.models.lingbot_world.pixel_output import (
     PixelGather,
     PixelMode,
 )
-from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
+from vllm_omni.diffusion.models.lingbot_world.text import Prompts, TextEncoder
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
@@ -52,6 +56,7 @@ from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.diffusion.models.loader import load_weights, materialize, no_weights
 from vllm_omni.errors import CheckpointError, ConfigError
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import in_gib
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
 from vllm_omni.platforms.compiler import missing_for_compiling
@@ -67,14 +72,19 @@ class CheckpointFacts:
     flow_shift: float
 
 
-def read_checkpoint(model: Path, kv_cache: KVCacheConfig) -> CheckpointFacts:
+def read_checkpoint(
+    model: Path, kv_cache: KVCacheConfig, class_name: str | None = None
+) -> CheckpointFacts:
     """Read and check all configuration files of a checkpoint.
+
+    Args:
+        class_name: the model that the deployment says it is; it wins over ``model_index.json``.
 
     Raises:
         CheckpointError: naming file, field, expected and actual value.
     """
-    index = read_json(model / "model_index.json")
-    if index.get("_class_name") != PIPELINE_CLASS:
+    index = {} if class_name is not None else read_json(model / "model_index.json")
+    if class_name is None and index.get("_class_name") != PIPELINE_CLASS:
         raise CheckpointError(
             f"model_index.json: _class_name must be {PIPELINE_CLASS}, got "
             f"{index.get('_class_name')!r}"
@@ -106,7 +116,7 @@ def load_pipeline(
     """
     config = compile_where_possible(config)
     model, dtype = Path(config.model), _DTYPES[config.dtype]
-    facts = read_checkpoint(model, config.kv_cache)
+    facts = read_checkpoint(model, config.kv_cache, config.model_class_name)
     config.parallel.check_heads(facts.transformer.num_attention_heads)
     config.parallel.check_feed_forward(facts.transformer.ffn_dim)
     parts = layer_parts(
@@ -126,18 +136,17 @@ def load_pipeline(
         device=device,
         dtype=dtype,
     )
-    text = TextEncoder.load(model, dtype=dtype, device=device)
+    text = load_prompts(model, facts.transformer, parallel, dtype=dtype, device=device)
     vae = load_vae(model, facts.vae, dtype=dtype, device=device)
     transformer = load_transformer(model, parts, device, linears)
     _prepare_blocks(transformer, config)
-    output = ChunkOutput(vae, parallel, pixel_gather(config, platform, parallel, device))
-    return LingBotWorldCausalDMDPipeline(
+    pipeline = LingBotWorldCausalDMDPipeline(
         config,
         LoadedModel(
             text=text,
             transformer=transformer,
             vae=vae,
-            output=output,
+            output=ChunkOutput(vae, parallel, pixel_gather(config, platform, parallel, device)),
             flow_shift=facts.flow_shift if config.flow_shift is None else config.flow_shift,
             device=device,
             dtype=dtype,
@@ -146,6 +155,44 @@ def load_pipeline(
         ),
         platform,
     )
+    place_text_encoder(config, pipeline, platform)
+    return pipeline
+
+
+def load_prompts(
+    model: Path,
+    config: LingBotWorldConfig,
+    parallel: ParallelState,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Prompts:
+    """Read the text encoder on the root rank alone: the others get its results."""
+    encoder = TextEncoder.load(model, dtype=dtype, device=device) if parallel.is_root else None
+    return Prompts(encoder, parallel.control, text_dim=config.text_dim, dtype=dtype, device=device)
+
+
+def place_text_encoder(
+    config: OmniDiffusionConfig, pipeline: LingBotWorldCausalDMDPipeline, platform: Platform
+) -> None:
+    """Move the text encoder of the root to the device, where the configuration and memory say so.
+
+    Everything else is there already, so that what is free is known.
+    """
+    text, device = pipeline.model.text, pipeline.model.device
+    if text.encoder is None or config.text_encoder_device == "cpu":
+        return
+    if config.text_encoder_device == "auto" and platform.pool_from_free_memory:
+        needs = memory_needs(pipeline, config.prepared_geometry)
+        free_bytes = platform.free_bytes(device)
+        if needs.total > free_bytes - text.num_bytes:
+            logger.warning(
+                "the text encoder (%s GiB) works on the host, where a new prompt takes seconds: a "
+                "world needs %s, %s GiB are free; text_encoder_device: device insists",
+                *(in_gib(text.num_bytes), needs, in_gib(free_bytes)),
+            )
+            return
+    text.encoder.move(device)
 
 
 def pixel_gather(

@@ -39,11 +39,12 @@ from vllm_omni.diffusion.models.lingbot_world.session import (
     SessionSetup,
     TextCondition,
 )
-from vllm_omni.diffusion.models.lingbot_world.text import TEXT_TOKENS, TextEncoder
+from vllm_omni.diffusion.models.lingbot_world.text import TEXT_TOKENS, Prompts
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
+from vllm_omni.diffusion.models.loader import module_bytes
 from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
@@ -66,7 +67,7 @@ class LoadedModel:
         attention_kernel: name of the kernel that self and cross-attention run.
     """
 
-    text: TextEncoder
+    text: Prompts
     transformer: CausalLingBotWorldTransformer3DModel
     vae: WanVAE
     output: ChunkOutput
@@ -143,6 +144,21 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         histories = max(2 * encoder, encoder + 2 * self.model.output.decoder_bytes(geometry))
         camera = len(transformer.blocks) * per_layer
         return camera + self.kv_cache_spec().text_bytes + histories
+
+    def activation_bytes(self, geometry: VideoGeometry) -> int:
+        """Count what layers take at most while they work, in bytes on this rank.
+
+        The decoder takes most: it works at full resolution, the transformer on patches.
+        """
+        return self.model.output.activation_bytes(geometry)
+
+    def weight_bytes(self) -> dict[str, int]:
+        """Count the weights on this rank's device, in bytes, by the name of the part."""
+        model = self.model
+        held = {"transformer": module_bytes(model.transformer), "VAE": module_bytes(model.vae)}
+        if model.text.is_on(model.device):
+            held["text encoder"] = model.text.num_bytes
+        return held
 
     def bind_pool(self, pool: KVPool) -> None:
         """Use this pool for all sessions that will be opened."""
@@ -273,13 +289,14 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
 
     def _setup(self, request: SessionRequest, geometry: VideoGeometry) -> SessionSetup:
         device, dtype = self.model.device, self.model.dtype
+        self.model.text.prepare(request.prompt)
         schedule = DmdSchedule.with_shift(
             self.model.flow_shift if request.flow_shift is None else request.flow_shift
         )
         timesteps = (*schedule.timesteps, COMMIT_TIMESTEP)
         return SessionSetup(
             output_kind=request.output,
-            prompt=self.model.text.embed(request.prompt),
+            prompt=request.prompt,
             geometry=geometry,
             schedule=schedule,
             steps=tuple(
@@ -311,11 +328,11 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
 
     def _text(self, session: LingBotSession, step: PromptStep | None) -> TextCondition:
         """Make the text condition of the next chunk; tensor parallelism exchanges for it."""
-        text = session.committed.text
+        text, first = session.committed.text, session.setup.prompt
         if step is None:
-            return text or self._text_condition(session.setup.prompt)
+            return text or self._text_condition(self.model.text.embed(first))
         target = self.model.text.embed(step.prompt)
         if step.weight == 1.0:
             return self._text_condition(target)
-        current = session.setup.prompt if text is None else text.embedding
+        current = self.model.text.embed(first) if text is None else text.embedding
         return self._text_condition(torch.lerp(current, target, step.weight))

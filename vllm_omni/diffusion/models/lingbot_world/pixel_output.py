@@ -264,8 +264,14 @@ class ChunkOutput:
         """Count the bytes of a session's decoder state on this rank."""
         if not self._decodes:
             return 0
-        slab_width = -(-geometry.latent_width // self._slabs) * SPATIAL_FACTOR
-        return self.vae.decoder_state_bytes(geometry.height, slab_width)
+        return self.vae.decoder_state_bytes(geometry.height, self._slab_width(geometry))
+
+    def activation_bytes(self, geometry: VideoGeometry) -> int:
+        """Count what layers of the decoder take at most on this rank, its history apart."""
+        return self.vae.activation_bytes(geometry.height, self._slab_width(geometry))
+
+    def _slab_width(self, geometry: VideoGeometry) -> int:
+        return -(-geometry.latent_width // self._slabs) * SPATIAL_FACTOR
 
     def hand_out(
         self,

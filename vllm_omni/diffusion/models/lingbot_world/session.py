@@ -76,13 +76,13 @@ class SessionSetup:
 
     Attributes:
         output_kind: kind of data that each chunk hands out.
-        prompt: encoder output of the first prompt.
+        prompt: the first prompt.
         steps: embedded timesteps of the four denoising steps and of the commit.
         generator: source of all noise of the session.
     """
 
     output_kind: OutputKind
-    prompt: Float[Tensor, "text_tokens text_dim"]
+    prompt: str
     geometry: VideoGeometry
     schedule: DmdSchedule
     steps: tuple[TimeEmbedding, ...]

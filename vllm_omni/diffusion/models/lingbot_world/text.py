@@ -8,12 +8,18 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
+<<<<<<< HEAD
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, UMT5EncoderModel
+=======
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, UMT5EncoderModel
+>>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
 from transformers.utils import logging as transformers_logging
 
-from vllm_omni.diffusion.distributed.parallel_state import is_root
+from vllm_omni.diffusion.distributed.parallel_state import RankGroup, is_root
+from vllm_omni.diffusion.models.loader import module_bytes
 from vllm_omni.errors import CheckpointError
 from vllm_omni.logger import get_logger
 
@@ -31,17 +37,31 @@ class TextEncoder:
 
     Args:
         tokenizer: pads on the right.
-        encoder: on its device and in the model's dtype.
+        encoder: in the model's dtype, on the device or on the host.
+        device: where the results are wanted; ``None`` for where the encoder is.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, encoder: UMT5EncoderModel) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: UMT5EncoderModel,
+        device: torch.device | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.encoder = encoder
+        self.device = device or encoder.device
         self._cache: OrderedDict[str, Tensor] = OrderedDict()
+
+    def move(self, device: torch.device) -> None:
+        """Let the encoder work on another device."""
+        nn.Module.to(self.encoder, device)  # the library annotates its own for other uses
 
     @classmethod
     def load(cls, model: Path, *, dtype: torch.dtype, device: torch.device) -> "TextEncoder":
-        """Read the ``tokenizer`` and ``text_encoder`` folders of a checkpoint.
+        """Read the ``tokenizer`` and ``text_encoder`` folders of a checkpoint into host memory.
+
+        Args:
+            device: where the results are wanted.
 
         Raises:
             CheckpointError: if a folder is missing or tensors do not match.
@@ -62,7 +82,7 @@ class TextEncoder:
         problems = {kind: names for kind, names in info.items() if names}
         if problems:
             raise CheckpointError(f"text_encoder weights do not fit: {problems}")
-        return cls(tokenizer, encoder.eval().requires_grad_(requires_grad=False).to(device))
+        return cls(tokenizer, encoder.eval().requires_grad_(requires_grad=False), device)
 
     def embed(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
         """Embed one prompt; rows of padding tokens are exactly zero.
@@ -72,7 +92,7 @@ class TextEncoder:
         if prompt in self._cache:
             self._cache.move_to_end(prompt)
             return self._cache[prompt]
-        embedded = self._encode(prompt)
+        embedded = self._encode(prompt).to(self.device)
         self._cache[prompt] = embedded
         if len(self._cache) > _CACHED_PROMPTS:
             self._cache.popitem(last=False)
@@ -115,6 +135,7 @@ class TextEncoder:
         return hidden * mask[0].unsqueeze(-1).to(hidden.dtype)
 
 
+<<<<<<< HEAD
 def _heads(prompt: str) -> Iterator[str]:
     """Yield ever longer beginnings of a prompt that end with a word; the last is all of it."""
     length = _FIRST_HEAD_CHARS
@@ -141,3 +162,64 @@ def _loading(folder: str) -> Iterator[None]:
         # The tokenizers know no class of errors of their own.
         error.add_note(f"in the {folder} folder of the checkpoint")
         raise
+=======
+class Prompts:
+    """The embedded prompts of all ranks, of which the root alone holds the encoder.
+
+    Args:
+        encoder: on the root; ``None`` on every other rank.
+        ranks: all ranks, for host tensors.
+        text_dim: channels of an embedded prompt.
+    """
+
+    def __init__(
+        self,
+        encoder: TextEncoder | None,
+        ranks: RankGroup,
+        *,
+        text_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.encoder = encoder
+        self._ranks = ranks
+        self._shape = (TEXT_TOKENS, text_dim)
+        self._dtype, self._device = dtype, device
+        self._cache: OrderedDict[str, Tensor] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the encoder's weights on this rank."""
+        return 0 if self.encoder is None else module_bytes(self.encoder.encoder)
+
+    def is_on(self, device: torch.device) -> bool:
+        """Tell whether this rank has an encoder that works on the device."""
+        return self.encoder is not None and self.encoder.encoder.device == device
+
+    def prepare(self, prompt: str) -> None:
+        """Embed a prompt on the root for a later :meth:`embed`; waits for no other rank."""
+        if self.encoder is not None:
+            self.encoder.embed(prompt)
+
+    def embed(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
+        """Embed one prompt. All ranks call this alike; those without the encoder wait for it."""
+        if self._ranks.size == 1:
+            assert self.encoder is not None, "a rank that is alone is the root"
+            return self.encoder.embed(prompt)
+        if prompt in self._cache:
+            self._cache.move_to_end(prompt)
+            return self._cache[prompt]
+        embedded = self._shared(prompt)
+        self._cache[prompt] = embedded
+        if len(self._cache) > _CACHED_PROMPTS:
+            self._cache.popitem(last=False)
+        return embedded
+
+    def _shared(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
+        if self.encoder is None:
+            host = torch.empty(self._shape, dtype=self._dtype)
+        else:
+            host = self.encoder.embed(prompt).cpu().contiguous()
+        self._ranks.broadcast(host.view(torch.uint8))
+        return host.to(self._device)
+>>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)

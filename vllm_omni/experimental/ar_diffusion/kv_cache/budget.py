@@ -67,41 +67,74 @@ class PoolBudget:
     raised: bool
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """What one session of one size needs on one rank, in bytes.
+
+    Attributes:
+        state: what it holds beside its window: text KV, decoder and encoder history.
+        workspace: what the chunk being made holds, whichever session's it is.
+        activations: what single layers take at most while they work, once for all sessions.
+    """
+
+    window: int
+    state: int
+    workspace: int
+    activations: int
+
+    @property
+    def session(self) -> int:
+        """What every further session adds."""
+        return self.window + self.state
+
+    @property
+    def shared(self) -> int:
+        """What is needed once, however many sessions there are."""
+        return self.workspace + self.activations
+
+    @property
+    def total(self) -> int:
+        """What the first session needs."""
+        return self.session + self.shared
+
+    def __str__(self) -> str:
+        return (
+            f"{in_gib(self.total)} GiB (KV window {in_gib(self.window)}, prompt and VAE histories "
+            f"{in_gib(self.state)}, the chunk being made {in_gib(self.workspace)}, activations "
+            f"{in_gib(self.activations)})"
+        )
+
+
+def in_gib(num_bytes: int) -> str:
+    """A number of bytes in GiB, with as many digits as small models need."""
+    gib = num_bytes / 2**30
+    return f"{gib:.1f}" if gib >= 1 else f"{gib:.2g}"
+
+
 def plan_pool(
-    spec: KVCacheSpec,
+    needs: MemoryNeeds,
     *,
-    tokens_per_frame: int,
+    window_pages: int,
     max_sessions: int,
-    other_bytes_per_session: int,
-    workspace_bytes: int,
     free_bytes: int,
     fraction: float | None,
 ) -> PoolBudget:
     """Size the pool for sessions of one geometry.
 
     Args:
-        other_bytes_per_session: what a session holds beside its window: text KV, decoder and
-            encoder history.
-        workspace_bytes: what the chunk being made holds, whichever session's it is.
-        fraction: share of what the workspace leaves of ``free_bytes``, for all sessions;
-            ``None`` takes what ``max_sessions`` sessions need.
+        window_pages: pages of one session's window.
+        fraction: share of what is left of ``free_bytes`` beside what is needed once, for all
+            sessions; ``None`` takes what ``max_sessions`` sessions need.
 
     Raises:
-        OutOfKVMemoryError: if not even one session and the workspace fit into ``free_bytes``.
+        OutOfKVMemoryError: if not even one session fits into ``free_bytes``.
     """
-    window_pages = spec.window_pages(tokens_per_frame)
-    session_bytes = window_pages * spec.page_bytes + other_bytes_per_session
-    usable_bytes = free_bytes - workspace_bytes
-    if session_bytes > usable_bytes:
-        raise OutOfKVMemoryError(
-            f"one session needs {session_bytes} bytes ({window_pages} KV pages of "
-            f"{spec.page_bytes} bytes and {other_bytes_per_session} bytes of state) and the chunk "
-            f"being made {workspace_bytes}, {free_bytes} bytes are free; lower the size or use "
-            "more ranks (ulysses_degree)"
-        )
+    usable_bytes = free_bytes - needs.shared
+    if needs.session > usable_bytes:
+        raise OutOfKVMemoryError(f"one world needs {needs}, {in_gib(free_bytes)} GiB are free")
     if fraction is None:
-        sessions = min(max_sessions, usable_bytes // session_bytes)
+        sessions = min(max_sessions, usable_bytes // needs.session)
         return PoolBudget(sessions * window_pages, sessions, raised=False)
     share = int(usable_bytes * fraction)
-    sessions = max(1, min(max_sessions, share // session_bytes))
-    return PoolBudget(sessions * window_pages, sessions, raised=share < session_bytes)
+    sessions = max(1, min(max_sessions, share // needs.session))
+    return PoolBudget(sessions * window_pages, sessions, raised=share < needs.session)

@@ -147,6 +147,34 @@ def test_state_bytes_at_full_scale():
     assert histories / 2**20 == pytest.approx(2870.5, abs=0.1)
 
 
+def test_every_convolution_of_a_device_reads_its_weight_channels_last():
+    """Temporal ones, too: else the library copies frames into another layout and back."""
+    with torch.device("meta"):
+        vae = WanVAE(real_config(), conv_path="conv3d").to(torch.bfloat16)
+    vae.prepare()
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    kernels = {
+        name: weight
+        for name, weight in vae.named_parameters()
+        if name.endswith("weight") and weight.dim() in layouts and weight[0, 0].numel() > 1
+    }
+    assert {tuple(weight.shape[2:]) for weight in kernels.values()} == {
+        (3, 3), (3, 1, 1), (3, 3, 3),
+    }  # fmt: skip
+    for name, weight in kernels.items():
+        assert weight.is_contiguous(memory_format=layouts[weight.dim()]), name
+        assert weight.stride(1) == 1, name
+
+
+def test_activations_at_full_scale_are_counted():
+    """Bound: 24 to 26 tensors of one full frame at the base width, as bfloat16."""
+    with torch.device("meta"):
+        vae = WanVAE(real_config()).to(torch.bfloat16)
+    frame = 480 * 832 * 96 * 2
+    assert 24 * frame < vae.activation_bytes(480, 832) < 26 * frame
+    assert vae.activation_bytes(480, 208) < vae.activation_bytes(480, 832) / 3
+
+
 def test_first_frame_makes_one_pixel_frame_and_layout_is_ready_for_pixels():
     vae = tiny_vae()
     first, state = vae.decode(random_latents(1, 32, 48), DecoderState.fresh())

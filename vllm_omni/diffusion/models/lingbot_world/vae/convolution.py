@@ -233,6 +233,7 @@ class TemporalConv(Preparable):
             self.weight, memory = _time_before_channels(self.weight)
             self._kernel = StackedLinearKernel(memory.flatten(1), self.bias.detach(), self.stride)
         else:
+            self.weight = _frozen(_channels_innermost(self.weight))
             self._kernel = Conv3dKernel(self.weight.detach(), self.bias.detach(), self.stride)
 
     def forward(

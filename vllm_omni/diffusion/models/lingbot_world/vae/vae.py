@@ -23,6 +23,7 @@ from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
     PointwiseConv,
     Preparable,
 )
+from vllm_omni.diffusion.models.lingbot_world.vae.peak import LivePeak
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 
 
@@ -99,6 +100,13 @@ class WanVAE(nn.Module):
     def decoder_state_bytes(self, height: int, width: int) -> int:
         """Count the bytes of a decoder's history for frames, or a rank's columns, of this size."""
         return _decoder_bytes(self.config, self.dtype, height, width)
+
+    def activation_bytes(self, height: int, width: int) -> int:
+        """Count what a decoder's layers take at most for frames of this size, history apart.
+
+        The count is of tensors: what a convolution takes inside comes on top.
+        """
+        return _decoder_activations(self.config, self.dtype, height, width)
 
     def encode(
         self,
@@ -192,6 +200,18 @@ def _decoder_bytes(config: VaeConfig, dtype: torch.dtype, height: int, width: in
     with torch.device("meta"), torch.inference_mode():
         latents = torch.empty(config.z_dim, 1, rows, columns)
         return _shadow(config, dtype).decode(latents, DecoderState.fresh())[1].bytes()
+
+
+@cache
+def _decoder_activations(config: VaeConfig, dtype: torch.dtype, height: int, width: int) -> int:
+    rows, columns = height // SPATIAL_FACTOR, width // SPATIAL_FACTOR
+    with torch.device("meta"), torch.inference_mode():
+        latents = torch.empty(config.z_dim, 1, rows, columns)
+        shadow = _shadow(config, dtype)
+        _, state = shadow.decode(latents, DecoderState.fresh())  # its frame is one pixel frame
+        with LivePeak() as live:
+            _, state = shadow.decode(latents, state)
+        return live.peak_bytes - state.bytes()
 
 
 def _latent_frame_spans(pixel_frames: int, *, started: bool) -> Iterator[tuple[int, int]]:
