@@ -7,6 +7,7 @@
 #   make mutants the tests of the tests: a fault at a time is put into a copy, and has to be caught
 #   make serve-demo   a server with the toy world and its web page on 127.0.0.1:8000 (or PORT=...)
 #   make test-web     the tests of the web page, in a headless Chromium of the system
+#   make gpu-check    what is only counted elsewhere, measured on one GPU in 9 minutes
 #   make docs         the documentation as a site in build/docs
 #   make test-npu-sim the genuine torch_npu on a simulated runtime (gcc; an environment of its own)
 #   make test-vllm    the tests of the linears on vLLM, in an environment of their own (2.2 GB)
@@ -35,7 +36,7 @@ NPU_SIM_STAMP := $(NPU_SIM_VENV)/.installed
 export OMP_NUM_THREADS = 1
 
 .PHONY: setup demo test check static unit soak mutants serve-demo test-web vllm-env test-vllm clean
-.PHONY: cases npu-sim-env test-npu-sim docs
+.PHONY: gpu-check cases npu-sim-env test-npu-sim docs
 
 setup: $(DEV_STAMP)
 
@@ -92,6 +93,11 @@ docs: $(RUN_STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/docs/index.html; it needs no server and no network."
+
+# No stamp: on the machine of a GPU the python at hand may be all there is.
+GPU_CHECK ?= --minutes 9 --out gpu_check.jsonl
+gpu-check:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.lingbot_world.gpu_check $(GPU_CHECK)
 
 # The list is complete and frozen; what vLLM asks for beyond it does not load here, see the list.
 vllm-env: $(VLLM_STAMP)

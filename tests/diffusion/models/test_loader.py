@@ -16,9 +16,9 @@ from tests.helpers.model_builders import (
     weights_of,
     write_transformer,
 )
+from vllm_omni.diffusion.models import loader
 from vllm_omni.diffusion.models.checkpoint_files import DIFFUSERS, weight_files
 from vllm_omni.diffusion.models.lingbot_world.load import load_transformer
-from vllm_omni.diffusion.models import loader
 from vllm_omni.diffusion.models.loader import LoadProgress, load_weights, loading_told
 from vllm_omni.errors import CheckpointError
 

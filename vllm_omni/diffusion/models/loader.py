@@ -1,12 +1,7 @@
 """Reads safetensors shards straight into parameters: no second copy of the model in memory."""
 
-<<<<<<< HEAD
-from collections.abc import Iterator, Mapping
-=======
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
->>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -45,39 +40,9 @@ def materialize(module: nn.Module, device: torch.device) -> None:
     module.eval()
 
 
-<<<<<<< HEAD
-=======
 def module_bytes(module: nn.Module) -> int:
     """Count the bytes of a module's parameters."""
     return sum(parameter.nbytes for parameter in module.parameters())
-
-
-def shard_files(directory: Path) -> tuple[Path, ...]:
-    """Weight files of a component: the ones its index names, else its single file.
-
-    Raises:
-        CheckpointError: if there are none, a named one is missing, or the index is unreadable.
-    """
-    index = directory / _INDEX_FILE
-    if index.is_file():
-        files = tuple(directory / name for name in _indexed_names(index))
-    else:
-        files = (directory / _SINGLE_FILE,)
-    missing = [f"{file.parent.name}/{file.name}" for file in files if not file.is_file()]
-    if missing:
-        raise CheckpointError(f"the checkpoint has no {', '.join(missing)}")
-    return files
-
-
-def _indexed_names(index: Path) -> list[str]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return sorted({str(name) for name in weight_map.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{index.parent.name}/{index.name} must hold weight_map, from tensors to files; it "
-            f"cannot be read ({type(error).__name__}: {error})"
-        ) from error
 
 
 _told: ContextVar[Callable[[], None]] = ContextVar("told", default=lambda: None)
@@ -126,7 +91,6 @@ class LoadProgress:
             )
 
 
->>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
 def load_weights(directory: Path, targets: Mapping[str, WeightTarget]) -> None:
     """Fill every target from the shards of ``directory``.
 

@@ -168,7 +168,6 @@ def prepare_environment(config: OmniDiffusionConfig) -> None:
 
 
 def _serve(task: WorkerTask, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
-<<<<<<< HEAD
     with _reporting(task.rank, pipe):
         prepare_environment(task.config)
         configure_logging(
@@ -176,22 +175,7 @@ def _serve(task: WorkerTask, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
             rank=task.rank if task.config.parallel.world_size > 1 else None,
             file=task.log_file,
         )
-        worker = _load(task)
-=======
-    import torch
-
-    from vllm_omni.diffusion.distributed.parallel_state import leave_world
-    from vllm_omni.diffusion.models.loader import loading_told
-    from vllm_omni.diffusion.worker.worker import Worker
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // task.config.parallel.world_size))
-    try:
-        with loading_told(lambda: pipe.send(Loading())):
-            worker = Worker(task.config, local_rank=task.rank, parallel=_join(task))
-    except OmniError as error:
-        pipe.send(Refused(error))
-        return
->>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
+        worker = _load(task, pipe)
     pipe.send(Done(worker.capacity))
     commands = _Commands(worker, pipe, pixels)
     while not isinstance(command := pipe.receive(), Stop):
@@ -216,13 +200,15 @@ def _reporting(rank: int, pipe: _ExecutorPipe) -> Iterator[None]:
         raise SystemExit(1) from error
 
 
-def _load(task: WorkerTask) -> Worker:
+def _load(task: WorkerTask, pipe: _ExecutorPipe) -> Worker:
     import torch
 
+    from vllm_omni.diffusion.models.loader import loading_told
     from vllm_omni.diffusion.worker.worker import Worker
 
     torch.set_num_threads(max(1, torch.get_num_threads() // task.config.parallel.world_size))
-    return Worker(task.config, local_rank=task.rank, parallel=_join(task))
+    with loading_told(lambda: pipe.send(Loading())):
+        return Worker(task.config, local_rank=task.rank, parallel=_join(task))
 
 
 def _end(worker: Worker) -> None:

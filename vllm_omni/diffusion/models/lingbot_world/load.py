@@ -24,11 +24,8 @@ from vllm_omni.diffusion.layers.linear import (
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
 from vllm_omni.diffusion.layers.rope import BroadcastRotary, FusedRotary, RotaryMethod, check_rotary
 from vllm_omni.diffusion.layers.weights import weight_targets
-<<<<<<< HEAD
 from vllm_omni.diffusion.models.checkpoint_files import read_json
-=======
 from vllm_omni.diffusion.models.interface import memory_needs
->>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.config import (
     PIPELINE_CLASS,

@@ -8,14 +8,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
-<<<<<<< HEAD
 from safetensors import SafetensorError
-from torch import Tensor
-from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, UMT5EncoderModel
-=======
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, UMT5EncoderModel
->>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
+from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, UMT5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup, is_root
@@ -135,34 +130,6 @@ class TextEncoder:
         return hidden * mask[0].unsqueeze(-1).to(hidden.dtype)
 
 
-<<<<<<< HEAD
-def _heads(prompt: str) -> Iterator[str]:
-    """Yield ever longer beginnings of a prompt that end with a word; the last is all of it."""
-    length = _FIRST_HEAD_CHARS
-    while length < len(prompt):
-        end = prompt.rfind(" ", 0, length)
-        if end > 0:
-            yield prompt[:end]
-        length *= 4
-    yield prompt
-
-
-@contextmanager
-def _loading(folder: str) -> Iterator[None]:
-    """Report what transformers says of a folder."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        detail = " ".join(str(error).split())
-        raise CheckpointError(
-            f"the {folder} folder of the checkpoint cannot be loaded: {type(error).__name__}: "
-            f"{detail:.500}"
-        ) from error
-    except Exception as error:
-        # The tokenizers know no class of errors of their own.
-        error.add_note(f"in the {folder} folder of the checkpoint")
-        raise
-=======
 class Prompts:
     """The embedded prompts of all ranks, of which the root alone holds the encoder.
 
@@ -222,4 +189,31 @@ class Prompts:
             host = self.encoder.embed(prompt).cpu().contiguous()
         self._ranks.broadcast(host.view(torch.uint8))
         return host.to(self._device)
->>>>>>> 52b682b (The text encoder is on one rank and where it fits, memory is planned and refused by parts, a start may take as long as weights arrive, float32 and layouts of the VAE are set)
+
+
+def _heads(prompt: str) -> Iterator[str]:
+    """Yield ever longer beginnings of a prompt that end with a word; the last is all of it."""
+    length = _FIRST_HEAD_CHARS
+    while length < len(prompt):
+        end = prompt.rfind(" ", 0, length)
+        if end > 0:
+            yield prompt[:end]
+        length *= 4
+    yield prompt
+
+
+@contextmanager
+def _loading(folder: str) -> Iterator[None]:
+    """Report what transformers says of a folder."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        detail = " ".join(str(error).split())
+        raise CheckpointError(
+            f"the {folder} folder of the checkpoint cannot be loaded: {type(error).__name__}: "
+            f"{detail:.500}"
+        ) from error
+    except Exception as error:
+        # The tokenizers know no class of errors of their own.
+        error.add_note(f"in the {folder} folder of the checkpoint")
+        raise

@@ -1,0 +1,151 @@
+"""Compares a small world on a device with the same world on the CPU."""
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.lingbot_world.bench_real import Scale, kv_spec, scale_of
+from vllm_omni.diffusion.attention.backend import create_attention_backend
+from vllm_omni.diffusion.distributed.comm import UlyssesExchange
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
+from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.models.lingbot_world.attention import (
+    EAGER,
+    LayerParts,
+    PostAttention,
+    attend_window,
+)
+from vllm_omni.diffusion.models.lingbot_world.chunk import (
+    COMMIT_TIMESTEP,
+    DmdSchedule,
+    commit,
+    denoise,
+)
+from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS
+from vllm_omni.diffusion.models.lingbot_world.lease import LeaseSize
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
+from vllm_omni.diffusion.models.lingbot_world.transformer import (
+    CausalLingBotWorldTransformer3DModel,
+)
+from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
+from vllm_omni.diffusion.models.loader import materialize, no_weights
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
+from vllm_omni.platforms import create_platform
+
+_CHUNKS = 5
+_STD = 0.05
+_FLOW_SHIFT = 5.0
+_TEXT_TOKENS = 512
+_CPU = torch.device("cpu")
+
+
+def fill(module: nn.Module, device: torch.device, std: float) -> None:
+    """Give a module weights that are the same on every device."""
+    materialize(module, device)
+    generator = torch.Generator().manual_seed(7)
+    for parameter in module.parameters():
+        drawn = torch.randn(parameter.shape, generator=generator) * std
+        parameter.data.copy_(drawn.to(parameter.dtype))
+
+
+class SmallWorld:
+    """A transformer, its window and a decoder, with weights and noise of the host."""
+
+    def __init__(
+        self, scale: Scale, device: torch.device, dtype: torch.dtype, backend: str, *, leased: bool
+    ) -> None:
+        self.scale, self.device, self.dtype = scale, device, dtype
+        tokens = LATENT_FRAMES_PER_CHUNK * scale.geometry.tokens_per_frame
+        post: PostAttention = EAGER
+        if leased:
+            runtime = create_platform(device.type).graph_runtime()
+            post = LeasedPostAttention(runtime, LeaseSize(tokens, scale.transformer.dim, device))
+        parts = LayerParts(
+            config=scale.transformer,
+            dtype=dtype,
+            linear=PlainLinearMethod(),
+            backend=create_attention_backend(backend),
+            tensor_parallel=SINGLE,
+            exchange=UlyssesExchange(SINGLE),
+            attend=torch.compiler.disable(attend_window),
+            post_attention=post,
+        )
+        with no_weights():
+            self.transformer = CausalLingBotWorldTransformer3DModel(parts)
+            self.vae = WanVAE(scale.vae).to(dtype)
+        fill(self.transformer, device, _STD)
+        fill(self.vae, device, _STD)
+        self.vae.prepare()
+        post.prepare(self.transformer.layers)
+        spec = kv_spec(scale.transformer, dtype)
+        pages = spec.window_pages(scale.geometry.tokens_per_frame)
+        self.kv = SessionKV(
+            KVPool(spec, pages, dtype=dtype, device=device), scale.geometry.tokens_per_frame
+        )
+        post.begin_session(tokens)
+
+    def roll(self) -> tuple[Tensor, Tensor]:
+        """Return latents and pixels of all chunks, in float32 on the host."""
+        generator = torch.Generator().manual_seed(3)
+        geometry, config = self.scale.geometry, self.scale.transformer
+        size = (LATENT_FRAMES_PER_CHUNK, geometry.latent_height, geometry.latent_width)
+
+        def draw(*shape: int) -> Tensor:
+            drawn = torch.randn(shape, generator=generator)
+            return drawn.to(self.device, self.dtype)
+
+        schedule = DmdSchedule.with_shift(_FLOW_SHIFT)
+        times = (*schedule.timesteps, COMMIT_TIMESTEP)
+        steps = tuple(self.transformer.embed_time(torch.tensor([time])) for time in times)
+        text = self.transformer.embed_text(draw(_TEXT_TOKENS, config.text_dim))
+        condition, state = draw(20, *size), DecoderState.fresh()
+        latents, pixels = [], []
+        for chunk in range(_CHUNKS):
+            context = self.transformer.context(
+                draw(CAMERA_CHANNELS, *size), text, self.kv, geometry=geometry,
+                start_latent_frame=LATENT_FRAMES_PER_CHUNK * chunk,
+            )  # fmt: skip
+            clean = denoise(
+                self.transformer, condition=condition, context=context, schedule=schedule,
+                steps=steps, generator=generator,
+            )  # fmt: skip
+            decoded, state = self.vae.decode(clean, state)
+            commit(
+                self.transformer, clean=clean, condition=condition, context=context, step=steps[-1]
+            )
+            latents.append(clean.float().cpu())
+            pixels.append(decoded.float().cpu())
+        return torch.cat(latents, 1), torch.cat(pixels, 1)
+
+
+class SameResults:
+    """The device against the CPU, which is computed once for each dtype."""
+
+    def __init__(self, device: torch.device, backend: str, compiler: str) -> None:
+        self._device, self._backend, self._compiler = device, backend, compiler
+        self._on_cpu = cache(self._roll_on_cpu)
+
+    def compare(
+        self, dtype: torch.dtype, *, compiled: bool = False, leased: bool = False
+    ) -> dict[str, object]:
+        """Tell how far latents and pixels are from those of the CPU in the same dtype."""
+        world = SmallWorld(scale_of("tiny"), self._device, dtype, self._backend, leased=leased)
+        if compiled:
+            for block in world.transformer.blocks:
+                block.compile(dynamic=False, backend=self._compiler)
+        made, wanted = world.roll(), self._on_cpu(dtype)
+        facts: dict[str, object] = {"dtype": str(dtype), "compiled": compiled, "leased": leased}
+        for name, ours, theirs in zip(("latents", "pixels"), made, wanted, strict=True):
+            apart = (ours - theirs).double()
+            facts[name] = {
+                "largest": float(apart.abs().max()),
+                "relative": float(apart.norm() / theirs.double().norm()),
+                "finite": bool(ours.isfinite().all()),
+            }
+        return facts
+
+    def _roll_on_cpu(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return SmallWorld(scale_of("tiny"), _CPU, dtype, "sdpa", leased=False).roll()
