@@ -1,4 +1,4 @@
-"""The GPU script rehearsed on the CPU: every part gives a line, within its time, and needs little."""
+"""The GPU script rehearsed on the CPU: every part gives a line, in time, and needs little."""
 
 import json
 import subprocess

@@ -27,8 +27,6 @@ from vllm_omni.errors import (
 )
 
 HANG_S = 600.0
-HANGING_SEQS = 7
-"""``max_num_seqs`` of a deployment whose :func:`slow_main` never gets ready."""
 
 
 def faulty_main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
@@ -51,13 +49,11 @@ def refusing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> N
         time.sleep(HANG_S)
 
 
-def slow_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
-    """Weights arrive for three seconds, with news of them; then the rank hangs or is ready."""
-    for _ in range(6):
+def slow_main(_task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
+    """Weights arrive for five seconds, with news of them; then the rank is ready."""
+    for _ in range(10):
         time.sleep(0.5)
         pipe.send(Loading())
-    if task.config.max_num_seqs == HANGING_SEQS:
-        time.sleep(HANG_S)
     pipe.send(Done(GroupCapacity(1, num_pages=1, page_tokens=1, page_bytes=1, window_frames=1)))
     pipe.recv()
 

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from tests.helpers.faults import (
-    HANGING_SEQS,
     disagreeing_main,
     faulty_main,
     process_ids,
@@ -382,15 +381,7 @@ def test_the_first_chunk_of_another_size_is_cold_again():
 
 @pytest.mark.timing
 def test_a_start_may_take_longer_than_its_limit_while_weights_arrive():
-    config = tiny_config("mp", stage_init_timeout_s=1.5)
+    config = tiny_config("mp", stage_init_timeout_s=4.0)
     executor = MultiprocExecutor(config, worker_main=slow_main)
     assert executor.start().sessions == 1
     executor.shutdown()
-
-
-@pytest.mark.timing
-def test_a_start_ends_at_its_limit_once_nothing_arrives():
-    config = tiny_config("mp", stage_init_timeout_s=1.5, max_num_seqs=HANGING_SEQS)
-    executor = MultiprocExecutor(config, worker_main=slow_main)
-    with pytest.raises(WorkerFailedError, match="rank 0 of 1 did not finish its start in time"):
-        executor.start()
