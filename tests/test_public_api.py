@@ -19,6 +19,9 @@ IMPORT_PATHS = (
     ("vllm_omni.diffusion.data", "OmniDiffusionConfig"),
     ("vllm_omni.diffusion.utils.media_utils", "finalize_streaming_video_bytes"),
     ("vllm_omni.entrypoints.cli.main", "main"),
+    ("vllm_omni.logger", "init_logger"),
+    ("vllm_omni.version", "__version__"),
+    ("vllm_omni.version", "__version_tuple__"),
 )
 
 
@@ -50,6 +53,12 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_sub_commands():
     assert set(COMMANDS) == SUB_COMMANDS
+
+
+def test_the_version_is_where_users_look_for_it():
+    from vllm_omni import version
+
+    assert version.__version__ == vllm_omni.__version__
 
 
 @pytest.mark.parametrize(("module", "name"), IMPORT_PATHS)

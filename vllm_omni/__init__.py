@@ -5,7 +5,8 @@ Importing the package is cheap: the public classes are resolved on first use, so
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _installed_version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncOmni", "Omni", "__version__", "__version_tuple__"]
 
 try:
-    __version__ = version("vllm-omni")
+    __version__ = _installed_version("vllm-omni")
 except PackageNotFoundError:  # running from a checkout that was never installed
     __version__ = "0.0.0"
 __version_tuple__ = tuple(

@@ -19,6 +19,10 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
+init_logger = get_logger
+"""The name that users of the public package import."""
+
+
 class LogFile(logging.FileHandler):
     """A file for log lines. When it cannot be written, one line a minute on stderr says so.
 

@@ -89,6 +89,10 @@ def names_in(section: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(inside))
 
 
+_LIKENESS = 0.7
+"""How alike two names must be (0 to 1) for one to be taken for a slip of the other."""
+
+
 def suggest(name: str, local: Iterable[str], spell: Callable[[str], str] = str) -> str:
     """What to say of an unknown name, in brackets after a blank; empty if nothing comes to mind.
 
@@ -103,7 +107,7 @@ def suggest(name: str, local: Iterable[str], spell: Callable[[str], str] = str) 
         return f" (the server alone has it: {SERVER_FLAGS[name]})"
     if name in _UNUSED:
         return " (not used by this model)"
-    close = get_close_matches(name, [*local, *_PLACES], n=1)
+    close = get_close_matches(name, [*local, *_PLACES], n=1, cutoff=_LIKENESS)
     return f" (did you mean {spell(_PLACES.get(close[0], close[0]))}?)" if close else ""
 
 

@@ -45,6 +45,14 @@ class ServerConfig:
         "the only hosts that pictures are fetched from, private ones included",
         "--allowed-media-domains", unsaid="every host with public addresses")] = ()
     web_page: Annotated[bool, setting("serve no page at /", "--no-web-page")] = True
+    api_page: Annotated[bool, setting(
+        "serve no page at /docs and no /openapi.json", "--disable-fastapi-docs")] = True
+    allowed_methods: Annotated[Words, setting(
+        "methods that pages of --allowed-origins may use",
+        "--allowed-methods", unsaid="all")] = ("*",)
+    allowed_headers: Annotated[Words, setting(
+        "headers that pages of --allowed-origins may send",
+        "--allowed-headers", unsaid="all")] = ("*",)
     max_pixels: Annotated[Positive, setting(
         "largest width x height of a request, in pixels", "--max-generated-image-size",
         unsaid="7680 x 4320")] = 7680 * 4320
@@ -60,6 +68,9 @@ class ServerConfig:
         "authorities for certificates of clients", "--ssl-ca-certs")] = None
     ssl_cert_reqs: Annotated[Literal[0, 1, 2], setting(
         "certificates of clients: 0 none, 1 optional, 2 required", "--ssl-cert-reqs")] = 0
+    ssl_ciphers: Annotated[str | None, setting(
+        "ciphers of TLS up to 1.2, as OpenSSL writes them", "--ssl-ciphers",
+        unsaid="uvicorn's")] = None
     shutdown_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False), setting(
         "seconds for an orderly end after SIGTERM", "--shutdown-timeout")] = 30.0
     drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False), setting(

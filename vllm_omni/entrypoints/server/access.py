@@ -10,6 +10,10 @@ from starlette.websockets import WebSocket
 
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.server.http_errors import error_body
+from vllm_omni.logger import get_logger
+from vllm_omni.wording import shown
+
+logger = get_logger(__name__)
 
 SUBPROTOCOL = "vllm-omni"
 """What a socket's client offers beside its key, so that the server need not say a key back."""
@@ -44,7 +48,7 @@ class AccessControl:
         if scope["path"].startswith("/v1") and not self._has_key(scope, headers):
             refusal = (401, "a valid API key is required: Authorization: Bearer KEY")
         elif _changes_something(scope) and not self._origin_allowed(headers):
-            refusal = (403, "this page's origin is not allowed (--allowed-origins)")
+            refusal = (403, _refused_origin(headers["origin"]))
         if refusal is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -73,6 +77,17 @@ class AccessControl:
         if origin in self._config.allowed_origins:
             return True
         return origin.partition("://")[2] == headers.get("host")
+
+
+def _refused_origin(origin: str) -> str:
+    """Words for the owner of a page on another port, and for the log of this server."""
+    named = shown(origin).strip('"')
+    text = (
+        f"this page's origin {named} is not allowed; start the server with "
+        f"--allowed-origins {named}"
+    )
+    logger.warning("%s", text)
+    return text
 
 
 def chosen_subprotocol(offered: list[str]) -> str | None:

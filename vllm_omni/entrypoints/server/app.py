@@ -71,7 +71,12 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
         state.threads.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(
-        title=TITLE, version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+        title=TITLE,
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if state.config.api_page else None,
     )
     app.add_exception_handler(OmniError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_exception)
@@ -83,8 +88,8 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=state.config.allowed_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
+            allow_methods=state.config.allowed_methods,
+            allow_headers=state.config.allowed_headers,
             expose_headers=["*"],
         )
     app.add_middleware(OneErrorShape)
@@ -92,7 +97,8 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
     routers = (operations_router(state), videos_router(state))
     schema = describe(routers, title=TITLE, needs_key=bool(state.config.api_keys))
     app.openapi = lambda: schema  # The framework's way to have a schema of one's own.
-    app.router.routes.append(api_page_route(schema))
+    if state.config.api_page:
+        app.router.routes.append(api_page_route(schema))
     for router in routers:
         app.include_router(router)
 

@@ -36,7 +36,8 @@ DEFAULT_FPS = 24.0
 NAMES = {"extra_args": "extra_params", "image": "image_reference"}
 """Fields of a request that messages know by another name."""
 _ENCODER = "video_codec_options"
-_PREENCODED = "preencode_mp4"
+PREENCODED = "preencode_mp4"
+"""Option of other models, which a stream refuses and a whole video ignores."""
 _OWN_FIELDS = frozenset({"type", "format", "sampling_params", "extra_params"})
 _FIXED_LENGTH_PARAMS = ("action_path", "camera_action_script")
 _LIKE_THE_REQUEST = (
@@ -213,9 +214,9 @@ class SessionStart(Message):
         fps = self._fps(DEFAULT_FPS if self.rules_frames else native_fps)
         if self.lora is not None:
             raise InvalidRequestError("adapters are not supported by this model", field="lora")
-        if self.extra_params.get(_PREENCODED):
+        if self.extra_params.get(PREENCODED):
             raise InvalidRequestError(
-                "is not possible for a stream; leave it out", field=f"extra_params.{_PREENCODED}"
+                "is not possible for a stream; leave it out", field=f"extra_params.{PREENCODED}"
             )
         self.encoder_options()
         width, height = self._size()
@@ -284,6 +285,6 @@ class SessionStart(Message):
         return None if self.video_params is None else self.video_params.num_frames
 
     def _extra_args(self) -> Mapping[str, object]:
-        mine = {_PREENCODED, _ENCODER}
+        mine = {PREENCODED, _ENCODER}
         args = {name: value for name, value in self.extra_params.items() if name not in mine}
         return args if self.flow_shift is None else args | {"flow_shift": self.flow_shift}

@@ -21,7 +21,7 @@ from starlette.types import Message, Receive
 from vllm_omni.entrypoints.server.http_errors import ClientLeftError, HttpRefusalError
 from vllm_omni.entrypoints.server.protocol import load_json, load_object, repeated
 from vllm_omni.entrypoints.server.request_ids import current_request_id
-from vllm_omni.entrypoints.server.start import SessionStart
+from vllm_omni.entrypoints.server.start import PREENCODED, SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.checking import validate
@@ -119,6 +119,9 @@ def start_of(fields: Mapping[str, object]) -> SessionStart:
     for name in _OBJECT_FIELDS:
         if isinstance(given.get(name), str):
             given[name] = _json_object(name, given[name])
+        if isinstance(options := given.get(name), dict):
+            # Models that encode while they generate take it; a whole video is encoded here anyway.
+            given[name] = {key: options[key] for key in options if key != PREENCODED}
     if _UPLOAD in given:
         given["image_reference"] = _reference(given.pop(_UPLOAD))
     picture = given.get("image_reference")
