@@ -59,6 +59,22 @@ _DRAIN_SHARE = 0.6
 _WORKER_END_S = 2.0
 
 
+def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
+    """Put in front of all routes what each request passes; the last one that is added is first."""
+    app.add_middleware(AccessControl, config=config)
+    if config.allowed_origins:
+        # In front of the access control: a preflight carries no key, and a page may read refusals.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            expose_headers=["*"],
+        )
+    app.add_middleware(OneErrorShape)
+    app.add_middleware(RequestIds)
+
+
 def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
     """The application; it starts nothing, and serves before the engine is ready."""
     limits = timers or Timers()
@@ -82,18 +98,7 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_wrong_parameters)
     app.add_exception_handler(Exception, answer_error)
-    app.add_middleware(AccessControl, config=state.config)
-    if state.config.allowed_origins:
-        # In front of the access control: a preflight carries no key, and a page may read refusals.
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=state.config.allowed_origins,
-            allow_methods=state.config.allowed_methods,
-            allow_headers=state.config.allowed_headers,
-            expose_headers=["*"],
-        )
-    app.add_middleware(OneErrorShape)
-    app.add_middleware(RequestIds)
+    _add_middleware(app, state.config)
     routers = (operations_router(state), videos_router(state))
     schema = describe(routers, title=TITLE, needs_key=bool(state.config.api_keys))
     app.openapi = lambda: schema  # The framework's way to have a schema of one's own.
