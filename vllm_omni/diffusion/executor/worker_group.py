@@ -60,6 +60,15 @@ class _Worker:
     pipe: Connection
 
 
+_WORKER_NAME = "vllm-omni-worker-"
+_IMPORTED_AGAIN = 78
+"""Exit code of a worker whose import of the caller's script came to start workers of its own."""
+_WITHOUT_GUARD = (
+    "ended because it imports the script that started it, which starts workers again; put what "
+    'the script does below `if __name__ == "__main__":`'
+)
+
+
 class WorkerGroup:
     """One process per rank, each with a pipe of its own, and the memory that the root fills.
 
@@ -207,6 +216,8 @@ class WorkerGroup:
             yield
 
     def _launch(self, worker_main: WorkerMain) -> tuple[_Worker, ...]:
+        if multiprocessing.current_process().name.startswith(_WORKER_NAME):
+            os._exit(_IMPORTED_AGAIN)
         context = _start_context(self._config)
         # The resource tracker unblocks signals in the thread that starts it. Started now, it does
         # not do so below, where the fork server would then die of a Ctrl-C.
@@ -228,7 +239,7 @@ class WorkerGroup:
         process = context.Process(
             target=worker_main,
             args=(task, theirs, self._pixels),
-            name=f"vllm-omni-worker-{rank}",
+            name=f"{_WORKER_NAME}{rank}",
         )
         process.start()
         theirs.close()
@@ -250,6 +261,8 @@ class WorkerGroup:
         code = worker.process.exitcode
         if code is None:
             return None if reason is None else f"rank {worker.rank} raised {reason}"
+        if code == _IMPORTED_AGAIN:
+            return f"rank {worker.rank} {_WITHOUT_GUARD}"
         ended = f"rank {worker.rank} ended with exit code {code}{_signal_name(code)}"
         return ended if reason is None else f"{ended} after {reason}"
 
