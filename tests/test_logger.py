@@ -1,11 +1,22 @@
 """Lines of this package, of the HTTP server in it and of worker processes go to one place."""
 
+import json
 import logging
 import multiprocessing
+from datetime import datetime
 
 import pytest
 
-from vllm_omni.logger import adopt, configure_logging, get_logger, log_failure, log_file
+from vllm_omni.logger import (
+    adopt,
+    configure_logging,
+    get_logger,
+    log_failure,
+    log_file,
+    logs_json,
+    request_id,
+    spellings_of,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -101,3 +112,56 @@ def test_a_mistake_in_a_call_of_the_logger_is_told_as_one(tmp_path, capsys):
     get_logger("vllm_omni.part").info("%d", "no number")
     assert "TypeError" in capsys.readouterr().err
     assert log_failure() is None
+
+
+@pytest.mark.parametrize("odd", ["\x1b[31mred", "a\x00b", "\r", "\x9b2J", "\u2028", "\x7f"])
+def test_no_terminal_obeys_a_line(capsys, odd):
+    configure_logging()
+    get_logger("vllm_omni.part").info("from %s", odd)
+    assert capsys.readouterr().err.rstrip("\n").isprintable()
+
+
+def test_json_has_one_object_a_line(capsys):
+    configure_logging(as_json=True, rank=2)
+    assert logs_json()
+    token = request_id.set("mine")
+    try:
+        raise ValueError("two\nlines \x1b")  # noqa: TRY301
+    except ValueError:
+        get_logger("vllm_omni.part").exception("a %s", "fault\n\ud83d")
+    finally:
+        request_id.reset(token)
+    (line,) = capsys.readouterr().err.splitlines()
+    found = json.loads(line)
+    assert datetime.fromisoformat(found.pop("time")).tzinfo is not None
+    assert "ValueError: two\nlines" in found.pop("exception")
+    assert found == {
+        "level": "ERROR",
+        "logger": "vllm_omni.part",
+        "message": "a fault\n\ud83d",
+        "rank": 2,
+        "request_id": "mine",
+    }
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    "line",
+    ["GET /v1/models?api_key={}&x=1", "< Authorization: Bearer {}", "vllm-omni, bearer.{}",
+     "?token={}", "the key {} itself", "TOKEN={}"],
+)  # fmt: skip
+def test_no_line_holds_a_key(capsys, as_json, line):
+    key = "s3cr/t key"
+    configure_logging(as_json=as_json, secrets=spellings_of([key]))
+    for spelling in (key, "s3cr%2Ft%20key", "czNjci90IGtleQ"):
+        get_logger("vllm_omni.part").info("%s", line.format(spelling))
+    written = capsys.readouterr().err
+    assert not [one for one in ("s3cr", "czNj", "t key") if one in written]
+    assert written.count("***") >= 3
+
+
+def test_a_wrong_key_is_hidden_too(capsys):
+    configure_logging()
+    get_logger("vllm_omni.part").info("GET /?api_key=wrong&x=1 Authorization: bearer other")
+    assert "?api_key=***&x=1" in (written := capsys.readouterr().err)
+    assert "other" not in written

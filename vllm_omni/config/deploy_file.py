@@ -8,6 +8,7 @@ from typing import Annotated
 import yaml
 
 from vllm_omni.config.keys import KEYS, refuse_all, suggest
+from vllm_omni.config.plain_yaml import refuse_ambiguous
 from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import ConfigError, ConfigNotFoundError
 from vllm_omni.other_keys import TOP_KEYS
@@ -206,31 +207,14 @@ def _overlay_stages(base: list[object], over: list[object]) -> list[object]:
 def _read(path: Path) -> Node:
     try:
         text = path.read_text(encoding="utf-8")
-        _refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader), path, set())
+        refuse_ambiguous(yaml.compose(text, Loader=yaml.SafeLoader), path)
         tree = yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigError(f"{path} is not usable: its lists and mappings are too deep") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         detail = " ".join(str(error).split())
         raise ConfigError(f"{path} is not valid YAML: {detail}") from None
     return _as_node({} if tree is None else tree, path)
-
-
-def _refuse_repeated_keys(node: yaml.Node | None, path: Path, done: set[int]) -> None:
-    """YAML itself forbids a repeated key, but the reader would let the last one win."""
-    if not isinstance(node, yaml.CollectionNode) or id(node) in done:
-        return
-    done.add(id(node))
-    if not isinstance(node, yaml.MappingNode):
-        children = node.value
-    else:
-        children = [part for pair in node.value for part in pair]
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                line = key.start_mark.line + 1
-                raise ConfigError(f"{path}: line {line}: key {key.value!r} is given twice")
-            seen.add(str(key.value))
-    for child in children:
-        _refuse_repeated_keys(child, path, done)
 
 
 def _as_node(value: object, path: Path) -> Node:

@@ -41,6 +41,11 @@ class ServerConfig:
         "origins of web pages that may talk to the server besides its own (CORS and sockets), "
         "as words or as one JSON list; * for all",
         "--allowed-origins")] = ()
+    allowed_hosts: Annotated[Words, setting(
+        "the only names that requests may call this server by in their Host header, besides those "
+        "of the loopback; * for all",
+        "--allowed-hosts",
+        unsaid="every name, or where --host is the loopback its names alone")] = ()
     allowed_media_domains: Annotated[Words, setting(
         "the only hosts that pictures are fetched from, private ones included",
         "--allowed-media-domains", unsaid="every host with public addresses")] = ()
@@ -58,6 +63,8 @@ class ServerConfig:
         unsaid="7680 x 4320")] = 7680 * 4320
     log_requests: Annotated[bool, setting("log each request", "--enable-log-requests")] = False
     log_file: Annotated[str | None, setting("write the log to this file, too", "--log-file")] = None
+    log_format: Annotated[Literal["text", "json"], setting(
+        "how log lines are written: json for one object a line", "--log-format")] = "text"
     log_level: Annotated[Literal["critical", "error", "warning", "info", "debug", "trace"], setting(
         "what the HTTP server logs", "--uvicorn-log-level")] = "info"
     access_log: Annotated[bool, setting(
@@ -66,11 +73,12 @@ class ServerConfig:
     ssl_certfile: Annotated[str | None, setting("certificate", "--ssl-certfile")] = None
     ssl_ca_certs: Annotated[str | None, setting(
         "authorities for certificates of clients", "--ssl-ca-certs")] = None
-    ssl_cert_reqs: Annotated[Literal[0, 1, 2], setting(
-        "certificates of clients: 0 none, 1 optional, 2 required", "--ssl-cert-reqs")] = 0
     ssl_ciphers: Annotated[str | None, setting(
         "ciphers of TLS up to 1.2, as OpenSSL writes them", "--ssl-ciphers",
         unsaid="uvicorn's")] = None
+    ssl_cert_reqs: Annotated[Literal[0, 1, 2] | None, setting(
+        "certificates of clients: 0 none, 1 optional, 2 required", "--ssl-cert-reqs",
+        unsaid="2 with --ssl-ca-certs, else 0")] = None
     shutdown_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False), setting(
         "seconds for an orderly end after SIGTERM", "--shutdown-timeout")] = 30.0
     drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False), setting(
@@ -91,8 +99,12 @@ class ServerConfig:
                     f"--api-key: key {number} begins or ends with a space or holds a character "
                     "that no header can carry; choose one of letters and digits (VLLM_API_KEY)"
                 )
-        if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:
-            raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
+        if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs) and not self.ssl_certfile:
+            raise ConfigError(
+                "--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile"
+            )
+        if self.ssl_cert_reqs and not self.ssl_ca_certs:
+            raise ConfigError("--ssl-cert-reqs needs --ssl-ca-certs: who signs the clients?")
         for flag, name in (
             ("--ssl-keyfile", self.ssl_keyfile),
             ("--ssl-certfile", self.ssl_certfile),
@@ -100,3 +112,10 @@ class ServerConfig:
         ):
             if name is not None and not Path(name).is_file():
                 raise ConfigError(f"{flag}: must name a file, got {name!r}")
+
+    @property
+    def client_certificates(self) -> int:
+        """What is asked of certificates of clients, one of ``ssl.VerifyMode``."""
+        if self.ssl_cert_reqs is not None:
+            return self.ssl_cert_reqs
+        return 0 if self.ssl_ca_certs is None else 2

@@ -4,6 +4,7 @@ Each field that a user can set is declared here or, where resolution itself acts
 :mod:`vllm_omni.config.stage`; see :mod:`vllm_omni.setting`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
@@ -24,7 +25,7 @@ from vllm_omni.setting import (
     setting,
     settings_of,
 )
-from vllm_omni.wording import problems, refuse
+from vllm_omni.wording import problems, refuse, shown
 
 MAX_SEQUENCE_LENGTH = 512
 
@@ -65,7 +66,22 @@ def _usable_extra_args(value: dict[str, object]) -> dict[str, object]:
 
 
 _FLOW_SHIFT: TypeAdapter[float | None] = TypeAdapter(FlowShift | None)
-_Environment = dict[str, Annotated[str, BeforeValidator(_written)]]
+
+
+def _holdable(variables: dict[str, str]) -> dict[str, str]:
+    """Refuse names and values that no environment can hold."""
+    for name, value in variables.items():
+        if not name or "=" in name or "\0" in name:
+            raise ValueError(f"no variable of an environment is called {shown(name)}")
+        if "\0" in value or _SURROGATE.search(f"{name}{value}"):
+            raise ValueError(f"no environment holds the value or the name of {shown(name)}")
+    return variables
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_Environment = Annotated[
+    dict[str, Annotated[str, BeforeValidator(_written)]], AfterValidator(_holdable)
+]
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -1,12 +1,13 @@
 """Who may talk to the server: API keys and the origin of pages, over HTTP and WebSocket."""
 
 import base64
+import socket
 
 import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.helpers.local_server import MODEL, local_server
+from tests.helpers.local_server import MODEL, LocalServer, local_server
 from tests.helpers.socket_client import socket_client, start_message
 from vllm_omni.config.server import ServerConfig
 
@@ -195,3 +196,56 @@ class TestOrigins:
         )
         assert answer.status_code == 403
         assert open_server.engine.num_sessions == 0
+
+
+def upgrade(server: LocalServer, host: str, origin: str) -> int:
+    """Status of a handshake that calls the server by a name."""
+    asked = (
+        f"GET /v1/realtime/video HTTP/1.1\r\nHost: {host}\r\nOrigin: {origin}\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(asked.encode())
+        return int(client.recv(100).split()[1])
+
+
+class TestHosts:
+    """A page may let its own name lead to this machine (DNS rebinding)."""
+
+    @pytest.fixture(scope="class")
+    def loopback_server(self):
+        config = ServerConfig((MODEL,), host="127.0.0.1", allowed_hosts=("world.example",))
+        with local_server(config=config) as running:
+            yield running
+
+    @pytest.mark.parametrize(
+        "host",
+        ["127.0.0.1:81", "localhost", "LocalHost:81", "[::1]:81", "127.9.9.9", "app.localhost",
+         "world.example:443"],
+    )  # fmt: skip
+    def test_names_of_the_loopback_and_allowed_ones(self, loopback_server, host):
+        url = f"{loopback_server.address}/health"
+        assert httpx.get(url, headers={"Host": host}).status_code == 200
+
+    @pytest.mark.parametrize(
+        "host",
+        ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example",
+         "10.0.0.1", "[fe80::1]:8000", "0x7f.1", "world.example.evil.example"],
+    )  # fmt: skip
+    def test_no_other_name(self, loopback_server, host):
+        for path in ("/", "/health", "/v1/videos"):
+            answer = httpx.get(f"{loopback_server.address}{path}", headers={"Host": host})
+            assert answer.status_code == 403
+            assert "--allowed-hosts" in answer.json()["error"]["message"]
+        assert upgrade(loopback_server, host, f"http://{host}") == 403
+
+    def test_its_page_may_open_a_socket_by_an_allowed_name(self, loopback_server):
+        assert upgrade(loopback_server, "world.example", "https://world.example") == 101
+
+    def test_a_page_without_an_origin_is_not_its_own(self, open_server):
+        assert upgrade(open_server, "", "null") == 403
+
+    def test_any_name_where_the_server_is_for_others(self, open_server):
+        url = f"{open_server.address}/health"
+        assert httpx.get(url, headers={"Host": "any.example"}).status_code == 200

@@ -29,7 +29,7 @@ from vllm_omni.diffusion.registry import model_of
 from vllm_omni.diffusion.worker.process import Command, Lost, Refused, Reply, Stop, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import OmniError, WorkerFailedError
-from vllm_omni.logger import get_logger, log_file
+from vllm_omni.logger import get_logger, log_file, logs_json
 from vllm_omni.system_errors import is_refusal, sentence
 
 logger = get_logger(__name__)
@@ -234,7 +234,7 @@ class WorkerGroup:
     def _launch_rank(self, context: _StartContext, worker_main: WorkerMain, rank: int) -> _Worker:
         ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
         task = WorkerTask(
-            self._config, rank, self.rendezvous, logger.getEffectiveLevel(), log_file()
+            self._config, rank, self.rendezvous, logger.getEffectiveLevel(), log_file(), logs_json()
         )
         process = context.Process(
             target=worker_main,

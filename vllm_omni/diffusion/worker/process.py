@@ -49,6 +49,7 @@ class WorkerTask:
             earlier generation used; ``None`` for a group of one.
         log_level: of the process that starts it.
         log_file: that process's, to which the worker appends; ``None`` for none.
+        logs_json: whether that process logs JSON.
     """
 
     config: OmniDiffusionConfig
@@ -56,6 +57,7 @@ class WorkerTask:
     rendezvous: str | None
     log_level: int
     log_file: str | None
+    logs_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ def _serve(task: WorkerTask, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
             level=task.log_level,
             rank=task.rank if task.config.parallel.world_size > 1 else None,
             file=task.log_file,
+            as_json=task.logs_json,
         )
         worker = _load(task, pipe)
     pipe.send(Done(worker.capacity))

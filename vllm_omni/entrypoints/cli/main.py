@@ -5,6 +5,7 @@ vLLM's own ``vllm`` command calls :func:`main` when ``--omni`` stands anywhere o
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from vllm_omni import __version__
+from vllm_omni.entrypoints.cli.init_process import run_under_init
 from vllm_omni.entrypoints.command_parser import CommandParser
 from vllm_omni.errors import OmniError
 from vllm_omni.system_errors import is_refusal, sentence
@@ -70,11 +72,15 @@ COMMANDS: dict[str, Command] = {
 def main() -> None:
     """Run the command line in ``sys.argv`` and exit with its status."""
     try:
-        status = dispatch(sys.argv[1:])
+        status = _run_line() if os.getpid() != 1 else run_under_init(_run_line)
     except KeyboardInterrupt:
         print(f"{_PROG}: interrupted", file=sys.stderr)
         status = _INTERRUPTED
     sys.exit(status)
+
+
+def _run_line() -> int:
+    return dispatch(sys.argv[1:])
 
 
 def dispatch(argv: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.cli.flags import add_flags, refuse_by_name, typed_values
 from vllm_omni.entrypoints.server.connections import BACKLOG, raise_descriptor_limit
 from vllm_omni.errors import ConfigError
-from vllm_omni.logger import configure_logging, get_logger, log_failure
+from vllm_omni.logger import configure_logging, get_logger, log_failure, spellings_of
 from vllm_omni.setting import HIDDEN
 from vllm_omni.system_errors import reason, sentence
 from vllm_omni.wording import shown
@@ -28,6 +28,7 @@ logger = get_logger(__name__)
 _WITHOUT_DEPLOY_FILE = PACKAGED_DIR / "live_worlds.yaml"
 """File that stands in where none is named: worlds are streamed and steered."""
 _SERVER_MODULE = "vllm_omni.entrypoints.server.app"
+_TLS_MODULE = "vllm_omni.entrypoints.server.tls"
 _CHECKS_MODULE = "vllm_omni.entrypoints.server.start_checks"
 
 
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     model = _model(args)
     refuse_by_name(args)
     server = _server_config(args, model)
-    with _log_file(server):
+    with _log_as(server):
+        import_module(_TLS_MODULE).check_tls(server)
         logger.info("serving %s; non-default args: %s", model, _typed_line(args))
         if (failure := log_failure()) is not None:
             raise ConfigError(f"--log-file: {server.log_file!r}: {reason(failure)}")
@@ -156,13 +158,14 @@ def _print_once(resolved: ResolvedDeployment) -> None:
 
 
 @contextmanager
-def _log_file(server: ServerConfig) -> Iterator[None]:
-    """Write the log to a file, too, where one is named."""
-    if server.log_file is None:
-        yield
-        return
+def _log_as(server: ServerConfig) -> Iterator[None]:
+    """Write the log in the format that is asked for, and to a file, too, where one is named."""
     try:
-        configure_logging(file=server.log_file)
+        configure_logging(
+            file=server.log_file,
+            as_json=server.log_format == "json",
+            secrets=spellings_of(server.api_keys),
+        )
     except OSError as error:
         raise ConfigError(f"--log-file: {sentence(error)}") from None
     try:

@@ -2,6 +2,7 @@
 
 import base64
 import hmac
+import ipaddress
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -45,7 +46,9 @@ class AccessControl:
             return
         headers = Headers(scope=scope)
         refusal = None
-        if scope["path"].startswith("/v1") and not self._has_key(scope, headers):
+        if not self._host_allowed(headers):
+            refusal = (403, "this server is not known by that name (--allowed-hosts)")
+        elif scope["path"].startswith("/v1") and not self._has_key(scope, headers):
             refusal = (401, "a valid API key is required: Authorization: Bearer KEY")
         elif _changes_something(scope) and not self._origin_allowed(headers):
             refusal = (403, _refused_origin(headers["origin"]))
@@ -76,7 +79,19 @@ class AccessControl:
             return True
         if origin in self._config.allowed_origins:
             return True
-        return origin.partition("://")[2] == headers.get("host")
+        _, separator, host = origin.partition("://")
+        return bool(separator and host) and host == headers.get("host")
+
+    def _host_allowed(self, headers: Headers) -> bool:
+        """Tell whether the name that a client called is one of this server.
+
+        Else a page could let its own name lead here, and be its own origin.
+        """
+        allowed = self._config.allowed_hosts
+        if "*" in allowed or not (allowed or is_loopback(self._config.host or "")):
+            return True
+        names = [_host_name(value) for value in headers.getlist("host") if value]
+        return all(is_loopback(name) or name in allowed for name in names)
 
 
 def _refused_origin(origin: str) -> str:
@@ -93,6 +108,23 @@ def _refused_origin(origin: str) -> str:
 def chosen_subprotocol(offered: list[str]) -> str | None:
     """What to answer to a client's subprotocols; a browser closes a socket that chose none."""
     return SUBPROTOCOL if SUBPROTOCOL in offered else None
+
+
+def _host_name(value: str) -> str:
+    """The name in a Host header, without its port and the brackets of an IPv6 address."""
+    if value.startswith("["):
+        return value[1:].partition("]")[0].lower()
+    return value.partition(":")[0].rstrip(".").lower()
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address stands for this machine alone."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _answer(status: int, message: str) -> JSONResponse:

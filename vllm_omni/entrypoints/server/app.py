@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import signal
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import FrameType
 
 import uvicorn
@@ -168,6 +169,20 @@ class EngineServer(uvicorn.Server):
                     logger.critical("the engine stopped by a bug", exc_info=fault)
             await asyncio.to_thread(self._state.client.engine.close, self._time_left_s())
             logger.info("stopped")
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Treat a lost terminal like a stop, unless it was to be outlived (nohup)."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if before is signal.SIG_IGN or threading.current_thread() != threading.main_thread():
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections, a few at a time; as many as ever may wait for it."""

@@ -62,8 +62,8 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig) -> uvicorn.Config:
         ssl_keyfile=server.ssl_keyfile,
         ssl_certfile=server.ssl_certfile,
         ssl_ca_certs=server.ssl_ca_certs,
-        ssl_cert_reqs=server.ssl_cert_reqs,
         ssl_ciphers=server.ssl_ciphers,
+        ssl_cert_reqs=server.client_certificates,
         timeout_graceful_shutdown=max(1, int(_GRACEFUL_SHARE * server.shutdown_timeout_s)),
     )
 

@@ -1,0 +1,70 @@
+"""The first process of a container, tried as a process that collects orphans like one."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
+
+_HEAD = """
+import ctypes, os, sys, time
+from vllm_omni.entrypoints.cli.init_process import run_under_init
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come here
+def run():
+"""
+
+
+def started(body: str) -> subprocess.Popen[str]:
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    code = f"{_HEAD}{lines}\nsys.exit(run_under_init(run))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+@pytest.mark.parametrize("status", [0, 1, 7])
+def test_the_status_of_the_command_is_its_own(status):
+    with started(f"print('up', flush=True); return {status}") as process:
+        assert process.wait(20) == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_reach_a_command_that_has_no_handler_yet(number):
+    code = (
+        "import signal; signal.signal(2, signal.SIG_DFL); print('up', flush=True); time.sleep(60)"
+    )
+    with started(code) as process:
+        process.send_signal(number)
+        assert process.wait(20) == 128 + number
+
+
+def test_a_command_that_handles_a_signal_ends_as_it_likes():
+    with started(
+        "import signal\nsignal.signal(15, lambda *_: os._exit(3))\n"
+        "print('up', flush=True)\ntime.sleep(60)"
+    ) as process:
+        process.terminate()
+        assert process.wait(20) == 3
+
+
+def test_orphans_are_collected():
+    with started(
+        "if os.fork() == 0:\n    if os.fork() == 0:\n        time.sleep(0.2)\n    os._exit(0)\n"
+        "os.wait()\nprint('up', flush=True)\ntime.sleep(60)\nreturn 0"
+    ) as process:
+        init = psutil.Process(process.pid)
+        deadline = time.monotonic() + 20
+        while len(init.children()) > 1:
+            assert time.monotonic() < deadline, init.children()
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
