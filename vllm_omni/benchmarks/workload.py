@@ -13,6 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_omni.diffusion.utils.scenes import first_picture
+from vllm_omni.errors import InvalidRequestError
+from vllm_omni.inputs.bounds import PositiveInt
+from vllm_omni.inputs.checking import Message, validate
 
 LATENT_FRAMES_PER_CHUNK = 3
 TEMPORAL_FACTOR = 4
@@ -201,12 +204,18 @@ def _read_file(path: Path) -> dict[str, object]:
     return values
 
 
+class _Length(Message):
+    num_chunks: PositiveInt | None = None
+
+
 def _script(raw: object, values: Mapping[str, object], pattern: str) -> CameraScript:
-    num_chunks = values.get("num_chunks")
+    try:
+        num_chunks = validate(_Length, values).num_chunks
+    except InvalidRequestError as error:
+        raise WorkloadError(str(error)) from None
     if raw is None:
-        if not isinstance(num_chunks, int) or isinstance(num_chunks, bool):
+        if num_chunks is None:
             raise WorkloadError("the workload has no length: give num_chunks or a script")
-        frames_for_chunks(num_chunks)
         return build_camera_script(pattern, num_chunks)
     script = tuple(_script_chunk(index, chunk) for index, chunk in enumerate(_rows(raw)))
     if not script:
