@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 PROMPT = {"prompt": "a harbour", "multi_modal_data": {"image": picture_url()}}
 SCRIPT = {"camera_action_script": [[["w"], ["w"], ["l"]]]}
 
+SCRIPT_OF_TWO = SCRIPT["camera_action_script"] * 2
+
 
 def params(**changes: object) -> OmniDiffusionSamplingParams:
     """One scripted chunk at 64x96."""
@@ -40,6 +42,17 @@ def test_one_prompt_gives_a_list_of_one_clip(omni):
     assert output.images[0].dtype == np.float32
     assert set(output.stage_durations) == {"condition", "camera", "probes", "decode"}
     assert output.peak_memory_mb > 0
+
+
+def test_progress_counts_chunks_and_a_refusal_leaves_no_bar(omni, capsys):
+    two = params(num_frames=21, extra_args={"camera_action_script": SCRIPT_OF_TWO})
+    omni.generate([PROMPT, PROMPT], [two, params()])
+    shown = capsys.readouterr().err
+    assert "3/3" in shown
+    assert "chunks" in shown
+    with pytest.raises(InvalidRequestError):
+        omni.generate(PROMPT, params(num_frames=10))
+    assert capsys.readouterr().err.split("\r")[-1].strip() == ""
 
 
 def test_prompts_and_parameters_are_paired(omni):

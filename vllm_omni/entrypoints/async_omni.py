@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from vllm_omni.config.devices import detect_platform
 from vllm_omni.config.resolve import resolve
@@ -56,6 +56,7 @@ class AsyncOmni:
         )
         self._door = self._client.door(NAMES)
         self._session_ids: dict[str, str] = {}
+        self.on_chunk: Callable[[], object] = _nothing
         self._client.engine.start()
 
     @property
@@ -102,6 +103,7 @@ class AsyncOmni:
             while not isinstance(event := await events.get(), Ended):
                 if not isinstance(event, ChunkReady):
                     continue
+                self.on_chunk()
                 if collector is None:
                     yield chunk_output(request_id, session_id, prompt, event)
                 else:
@@ -155,6 +157,10 @@ class AsyncOmni:
     def shutdown(self) -> None:
         """End all sessions and the workers; a second call does nothing."""
         self._client.engine.close()
+
+
+def _nothing() -> None:
+    """Follow a chunk where nobody shows progress."""
 
 
 def _single_params(

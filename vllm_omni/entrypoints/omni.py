@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
+from vllm_omni.diffusion.geometry import chunks_of
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 class Omni:
@@ -77,7 +81,7 @@ class Omni:
             prompts: ``{"prompt": ..., "multi_modal_data": {"image": ...}}``, or a list of such.
             sampling_params_list: one for all prompts, or one per prompt.
             py_generator: give outputs as they come instead of a list at the end.
-            use_tqdm: show progress over outputs.
+            use_tqdm: show progress over chunks.
 
         Raises:
             InvalidRequestError: before any model work; the engine stays usable.
@@ -88,7 +92,14 @@ class Omni:
         outputs = self._outputs(requests)
         if py_generator:
             return outputs
-        return list(_progress(outputs, shown=use_tqdm))
+        with _progress(requests, shown=use_tqdm) as bar:
+            shown, self._omni.on_chunk = self._omni.on_chunk, bar.update
+            try:
+                made = list(outputs)
+            finally:
+                self._omni.on_chunk = shown
+            bar.leave = True  # What a refusal leaves behind is no bar.
+        return made
 
     def close(self) -> None:
         """End the engine; a second call does nothing."""
@@ -169,7 +180,19 @@ def _paired(
     return list(zip(many, each, strict=True))
 
 
-def _progress(outputs: Iterator[OmniRequestOutput], *, shown: bool) -> Iterator[OmniRequestOutput]:
+def _progress(
+    requests: Sequence[tuple[object, OmniDiffusionSamplingParams]], *, shown: bool
+) -> tqdm[NoReturn]:
     from tqdm import tqdm
 
-    return iter(tqdm(outputs, unit=" outputs", disable=not shown))
+    total = _chunks_of_all(requests)
+    return tqdm(total=total, unit=" chunks", disable=not shown, leave=False)
+
+
+def _chunks_of_all(requests: Sequence[tuple[object, OmniDiffusionSamplingParams]]) -> int | None:
+    """How many chunks all requests have, ``None`` where a length is missing or wrong."""
+    lengths = [params.num_frames for _, params in requests]
+    try:
+        return sum(chunks_of(one) for one in lengths if isinstance(one, int)) or None
+    except InvalidRequestError:
+        return None  # The request itself is refused with this error in a moment.
