@@ -14,7 +14,6 @@ from importlib.util import find_spec
 
 from vllm_omni import __version__
 from vllm_omni.entrypoints.cli.init_process import run_under_init
-from vllm_omni.entrypoints.command_parser import CommandParser
 from vllm_omni.errors import OmniError
 from vllm_omni.system_errors import is_refusal, sentence
 
@@ -122,9 +121,12 @@ def _run_top_level(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parser_of(name: str) -> CommandParser:
+def parser_of(name: str) -> argparse.ArgumentParser:
     """The parser of a sub-command."""
     module = import_module(COMMANDS[name].module)
+    # Not above: until main() runs, a process 1 is deaf to signals, so little is loaded before.
+    from vllm_omni.entrypoints.command_parser import CommandParser
+
     parser = CommandParser(prog=f"{_PROG} {name}", description=module.__doc__)
     module.add_arguments(parser)
     return parser
