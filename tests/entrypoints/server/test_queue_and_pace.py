@@ -189,7 +189,7 @@ class TestSlowReader:
                 await asyncio.to_thread(wait_until, lambda: server.engine.num_sessions == 0)
 
     async def test_one_that_never_reads_the_end_is_cut_off(self, monkeypatch):
-        monkeypatch.setattr("vllm_omni.entrypoints.server.transport._CUT_OFF_S", 0.3)
+        monkeypatch.setattr("vllm_omni.entrypoints.server.wire_protocols._CUT_OFF_S", 0.3)
         monkeypatch.setattr("vllm_omni.entrypoints.server.channel._CLOSE_TIMEOUT_S", 0.2)
         timers = Timers(stall=0.5, poll=0.05)
         with local_server(FakeExecutor(noise=True), timers=timers) as server:
