@@ -19,6 +19,8 @@ logger = get_logger(__name__)
 SUBPROTOCOL = "vllm-omni"
 """What a socket's client offers beside its key, so that the server need not say a key back."""
 _KEY_PREFIX = "bearer."
+_PROBES = {"/health", "/ping"}
+"""Asked by watchers under any name; they tell nothing of worth to a page."""
 _SCHEME = "bearer"
 _UNAUTHORIZED = 401
 _FORBIDDEN = 403
@@ -46,7 +48,7 @@ class AccessControl:
             return
         headers = Headers(scope=scope)
         refusal = None
-        if not self._host_allowed(headers):
+        if scope["path"] not in _PROBES and not self._host_allowed(headers):
             refusal = (403, "this server is not known by that name (--allowed-hosts)")
         elif scope["path"].startswith("/v1") and not self._has_key(scope, headers):
             refusal = (401, "a valid API key is required: Authorization: Bearer KEY")
