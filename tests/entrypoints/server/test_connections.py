@@ -2,18 +2,25 @@
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 from tests.helpers.local_server import LocalServer, local_server, wait_until
 from tests.helpers.server import RealServer, real_server
 from tests.helpers.socket_client import socket_client, start_message
+from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.server import transport, wire_protocols
 from vllm_omni.entrypoints.server.connections import Debt, OpenConnections
+from vllm_omni.entrypoints.server.transport import uvicorn_config
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -193,6 +200,50 @@ class TestTimeLimits:
             assert client.recv(100).startswith(b"HTTP/1.1 200 OK")
 
 
+@pytest.mark.timing
+class TestSlowReaders:
+    """An answer of many megabytes that is handed over in one piece, as a video is."""
+
+    BODY = bytes(8 * 1024 * 1024)
+
+    @pytest.fixture
+    def port(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+        monkeypatch.setattr(wire_protocols, "REQUEST_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(transport, "_KEEP_ALIVE_S", 0.2)
+        monkeypatch.setattr(wire_protocols, "_UNREAD_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(wire_protocols, "_LOOK_S", 0.05)
+        app = Starlette(routes=[Route("/", lambda _: Response(self.BODY))])
+        server = uvicorn.Server(uvicorn_config(app, ServerConfig(("model",))))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+            serving.start()
+            yield listener.getsockname()[1]
+            server.should_exit = True
+            serving.join()
+
+    @contextmanager
+    def asked(self, port: int) -> Iterator[socket.socket]:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            yield client
+
+    def test_one_that_goes_on_reading_gets_everything(self, port):
+        heard = 0
+        with self.asked(port) as client:
+            while part := client.recv(32768):
+                heard += len(part)
+                time.sleep(0.02)
+        assert heard > len(self.BODY)
+
+    def test_one_that_stops_reading_is_cut_off(self, port):
+        with self.asked(port) as client:
+            client.recv(32768)
+            time.sleep(2.5)
+            assert len(ended(client)) < len(self.BODY) // 2
+
+
 def _takes(client: socket.socket, said: bytes) -> bool:
     try:
         client.sendall(said)
@@ -212,7 +263,7 @@ def test_what_is_no_http_gets_the_body_of_every_error(small_server):
         head, _, body = ended(client).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400")
     error = json.loads(body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
     assert error["code"] == 400
 
 

@@ -49,7 +49,7 @@ class AccessControl:
         headers = Headers(scope=scope)
         refusal = None
         if scope["path"] not in _PROBES and not self._host_allowed(headers):
-            refusal = (403, "this server is not known by that name (--allowed-hosts)")
+            refusal = (403, _refused_host(headers["host"]))
         elif scope["path"].startswith("/v1") and not self._has_key(scope, headers):
             refusal = (401, "a valid API key is required: Authorization: Bearer KEY")
         elif _changes_something(scope) and not self._origin_allowed(headers):
@@ -92,8 +92,17 @@ class AccessControl:
         allowed = self._config.allowed_hosts
         if "*" in allowed or not (allowed or is_loopback(self._config.host or "")):
             return True
+        known = {_host_name(name) for name in allowed}
         names = [_host_name(value) for value in headers.getlist("host") if value]
-        return all(is_loopback(name) or name in allowed for name in names)
+        return all(name in known or is_loopback(name) or _is_address(name) for name in names)
+
+
+def _refused_host(host: str) -> str:
+    """Words for whoever reads the answer, and for the log of this server."""
+    named = shown(_host_name(host)).strip('"')
+    text = f"this server is not known as {named}; start it with --allowed-hosts {named}"
+    logger.warning("%s", text)
+    return text
 
 
 def _refused_origin(origin: str) -> str:
@@ -117,6 +126,15 @@ def _host_name(value: str) -> str:
     if value.startswith("["):
         return value[1:].partition("]")[0].lower()
     return value.partition(":")[0].rstrip(".").lower()
+
+
+def _is_address(name: str) -> bool:
+    """Whether a client called an address: no page can let that lead elsewhere, as a name."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(name: str) -> bool:

@@ -22,7 +22,11 @@ REQUEST_TIMEOUT_S = 10.0
 """How long a client may take for the head of a request, after the connection was made or was idle
 for as long as it may be."""
 _UNREAD_TIMEOUT_S = 60.0
-"""How long an answer may wait for a client that does not read."""
+"""How long a client may take for the next 64 KiB of an answer, or for what is left of it."""
+_REST_TIMEOUT_S = 60.0
+"""How long a client may go on sending a body that was answered before it was through."""
+_READ_AT_LEAST = 64 * 1024
+_LOOK_S = 1.0
 _CUT_OFF_S = 15.0
 """How long a client may take to read the end of its session."""
 
@@ -38,9 +42,11 @@ class HttpProtocol(H11Protocol):
     def __init__(self, open_connections: OpenConnections, **settings: object) -> None:
         super().__init__(**settings)  # pyright: ignore[reportArgumentType]
         self._open = open_connections
-        self._debt = Debt.NOTHING
-        self._request_timer: TimerHandle | None = None
+        self._owes = (Debt.NOTHING, False)
+        self._debt_timer: TimerHandle | None = None
         self._unread_timer: TimerHandle | None = None
+        self._unread = 0
+        self._unread_since_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A client is there; it has to say what it wants."""
@@ -81,35 +87,70 @@ class HttpProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """The client does not read as fast as it is answered."""
         super().pause_writing()
-        self._unread_timer = self.loop.call_later(_UNREAD_TIMEOUT_S, self.transport.abort)
+        self._watch_unread()
 
-    def resume_writing(self) -> None:
-        """Go on with a client that reads again."""
-        super().resume_writing()
-        self._unread_timer = _cancelled(self._unread_timer)
+    def _watch_unread(self) -> None:
+        """End the connection if its client stops reading before the answer is through."""
+        if self._unread_timer is None:
+            self._unread = self.transport.get_write_buffer_size()
+            self._unread_since_s = self.loop.time()
+            self._look_at_unread_later()
+
+    def _look_at_unread_later(self) -> None:
+        self._unread_timer = self.loop.call_later(
+            min(_LOOK_S, _UNREAD_TIMEOUT_S), self._look_at_unread
+        )
+
+    def _look_at_unread(self) -> None:
+        self._unread_timer = None
+        unread, now_s = self.transport.get_write_buffer_size(), self.loop.time()
+        if unread == 0:
+            self._note(self._owed())
+            return
+        if abs(self._unread - unread) >= _READ_AT_LEAST:
+            self._unread, self._unread_since_s = unread, now_s
+        if now_s - self._unread_since_s < _UNREAD_TIMEOUT_S:
+            self._look_at_unread_later()
+        else:
+            self.transport.abort()
 
     def _owed(self) -> Debt:
+        """What the client owes. While it has an answer to read, it owes nothing but to read it."""
         cycle = self.cycle
-        if cycle is None or cycle.response_complete:
+        if self.conn.their_state is h11.SEND_BODY:  # Also after an answer that came early.
+            return Debt.BODY
+        if cycle is None or (cycle.response_complete and not self._has_unread()):
             return Debt.REQUEST
-        return Debt.BODY if cycle.more_body else Debt.NOTHING
+        return Debt.NOTHING
+
+    def _has_unread(self) -> bool:
+        if self.transport.get_write_buffer_size() == 0:
+            return False
+        self._watch_unread()
+        return True
 
     def _note(self, debt: Debt) -> None:
         if self.transport.get_protocol() is not self:  # A socket by now.
             return
         self._open.owes(self, debt)
-        if debt is Debt.REQUEST and self._debt is not debt:
-            idle_s = 0 if self.cycle is None else self.timeout_keep_alive
-            self._request_timer = self.loop.call_later(
-                REQUEST_TIMEOUT_S + idle_s, self.transport.abort
-            )
-        elif debt is not Debt.REQUEST:
-            self._request_timer = _cancelled(self._request_timer)
-        self._debt = debt
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        if self._owes == (debt, is_answered):
+            return
+        self._owes = (debt, is_answered)
+        self._debt_timer = _cancelled(self._debt_timer)
+        limit_s = self._limit_s(debt, is_answered=is_answered)
+        if limit_s is not None:
+            self._debt_timer = self.loop.call_later(limit_s, self.transport.abort)
+
+    def _limit_s(self, debt: Debt, *, is_answered: bool) -> float | None:
+        """How long the client may owe it; the application has a limit of its own for bodies."""
+        if debt is Debt.REQUEST:
+            return REQUEST_TIMEOUT_S + (0 if self.cycle is None else self.timeout_keep_alive)
+        return _REST_TIMEOUT_S if debt is Debt.BODY and is_answered else None
 
     def _leave(self) -> None:
         self._open.closed(self)
-        self._request_timer = _cancelled(self._request_timer)
+        self._debt_timer = _cancelled(self._debt_timer)
         self._unread_timer = _cancelled(self._unread_timer)
 
     def _refuse(self, status: int, message: str) -> None:
