@@ -120,15 +120,16 @@ def _read(directory: int, name: str, row_shape: tuple[int, ...]) -> Float[np.nda
         raw = read_npy(
             file, row_shape=row_shape, max_rows=MAX_RECORDED_FRAMES, field=f"{_FIELD}: {name}"
         )
-    rows = raw.astype(np.float32 if raw.dtype.kind == "f" and raw.itemsize <= 4 else np.float64)
+    kept = np.float32 if raw.dtype.kind == "f" and raw.itemsize <= 4 else np.float64
+    with np.errstate(invalid="ignore"):  # Of a signalling NaN, which is refused by name.
+        rows = raw.astype(kept)
     _check_range(rows, name)
     return rows
 
 
 def _check_range(rows: Float[np.ndarray, "frames ..."], name: str) -> None:
-    wide = rows.astype(np.float64)
-    _refuse_first(~np.isfinite(wide), name, "holds NaN or infinity")
-    too_large = np.abs(wide) > COMPONENT_LIMIT
+    _refuse_first(~np.isfinite(rows), name, "holds NaN or infinity")
+    too_large = np.abs(rows.astype(np.float64)) > COMPONENT_LIMIT
     _refuse_first(too_large, name, f"needs numbers within +-{COMPONENT_LIMIT:g}")
 
 
