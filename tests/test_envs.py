@@ -1,5 +1,7 @@
 """Variables of the environment are read as every other tool reads them, and wrong ones named."""
 
+import threading
+
 import pytest
 
 from vllm_omni import envs
@@ -73,3 +75,26 @@ def test_exported_variables_are_taken_back(monkeypatch):
     with envs.exported({"LINGBOT_TEST_A": "x", "VLLM_MAX_IMAGE_PIXELS": "5"}):
         assert envs.max_image_pixels() == 5
     assert envs.max_image_pixels() is None
+
+
+def test_one_thread_at_a_time_exports():
+    name, entered, leave = "LINGBOT_TEST_B", threading.Event(), threading.Event()
+
+    def export():
+        with envs.exported({name: "theirs"}):
+            entered.set()
+            assert leave.wait(10)
+
+    other = threading.Thread(target=export)
+    with envs.exported({name: "ours"}):
+        other.start()
+        assert not entered.wait(0.1)
+    assert entered.wait(10)
+    leave.set()
+    other.join()
+    assert envs.Variable(name, str, "unset", "")() == "unset"
+
+
+def test_a_variable_that_was_removed_meanwhile_is_no_error(monkeypatch):
+    with envs.exported({"LINGBOT_TEST_C": "x"}):
+        monkeypatch.delenv("LINGBOT_TEST_C")

@@ -5,6 +5,7 @@ Each variable is declared once, with its default and what it does, and is called
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from vllm_omni.errors import ConfigError
 Value = TypeVar("Value")
 
 _VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+_EXPORTING = threading.RLock()
+"""Held while variables are set for a time: the environment is one for all threads."""
 _TRUTH = {
     "1": True, "true": True, "yes": True, "on": True,
     "0": False, "false": False, "no": False, "off": False,
@@ -152,14 +155,13 @@ def export(variables: dict[str, str]) -> None:
 
 @contextmanager
 def exported(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the processes that are started meanwhile."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                del os.environ[name]
+    """Set variables for the processes that are started meanwhile; other threads wait to do so."""
+    with _EXPORTING:
+        before = {name: os.environ[name] for name in variables if name in os.environ}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name in variables:
+                os.environ.pop(name, None)
+            os.environ.update(before)

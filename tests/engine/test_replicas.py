@@ -211,6 +211,24 @@ class TestDrain:
         with pytest.raises(InvalidRequestError, match="no replica 7"):
             two.engine.drain_replica(7)
 
+    def test_a_refused_drain_leaves_the_number_to_growth(self):
+        with Replicas([FakeExecutor()], [FakeExecutor()], least=1) as made:
+            with pytest.raises(InvalidRequestError, match="no replica 1"):
+                made.engine.drain_replica(1)
+            made.opened()
+            assert _replica(made, made.opened()) == 1
+
+    def test_a_drained_replica_that_loses_its_workers_gets_no_others(self):
+        lost, unneeded = FakeExecutor(), FakeExecutor()
+        with Replicas([lost, unneeded], [FakeExecutor()]) as made:
+            wait_until(made.all_ready)
+            victim = made.opened()
+            made.engine.drain_replica(0)
+            lost.dead = WorkerFailedError("rank 0 died")
+            assert isinstance(victim.rest()[-1].error, WorkerRestartedError)
+            wait_until(lambda: [one.number for one in made.engine.replicas()] == [1])
+            assert unneeded.started == 0
+
 
 class TestGrowth:
     def test_it_grows_while_somebody_waits_and_shrinks_when_idle(self):
@@ -227,6 +245,40 @@ class TestGrowth:
             wait_until(lambda: len(made.engine.replicas()) == 1)
             # Who plays is never cut.
             assert isinstance(readers[0].next(), ChunkReady)
+
+    def test_it_grows_for_who_finds_a_place_but_no_pages(self):
+        # A 128x96 session takes all 4 pages, of four places.
+        executors = [[FakeExecutor(sessions=4)], [FakeExecutor(sessions=4)]]
+        with Replicas(*executors, least=1) as made:
+            made.opened(height=128)
+            assert _replica(made, made.opened(height=128)) == 1
+
+    def test_another_comes_for_one_that_is_lost(self):
+        lost = FakeExecutor()
+        with Replicas([lost, Broken()], [FakeExecutor()], [FakeExecutor()], least=2) as made:
+            wait_until(lambda: [one.state for one in made.engine.replicas()] == ["ready"] * 2)
+            lost.dead = WorkerFailedError("rank 0 died")
+            wait_until(
+                lambda: (
+                    [one.state for one in made.engine.replicas()] == ["failed", "ready", "ready"]
+                )
+            )
+
+    def test_an_idle_one_stays_where_the_other_was_lost_meanwhile(self, monkeypatch):
+        with Replicas([FakeExecutor()], [FakeExecutor()], least=1, idle_s=0.1) as made:
+            retire, asked = made.engine.retire_replica, []
+
+            def refused_once(number: int) -> None:
+                asked.append(number)
+                if len(asked) == 1:
+                    raise InvalidRequestError("the only one that serves")
+                retire(number)
+
+            monkeypatch.setattr(made.engine, "retire_replica", refused_once)
+            readers = [made.opened(), made.opened()]
+            for reader in readers:
+                made.engine.stop(reader.session_id)
+            wait_until(lambda: asked == [1, 1])
 
     @pytest.mark.parametrize(
         ("demand", "one_more", "one_less"),
@@ -245,6 +297,11 @@ class TestGrowth:
         growth = Growth(lambda _: None, least=1, most=3, spare=0, idle_s=10.0)
         assert growth.needs_one_more(demand) == one_more
         assert growth.needs_one_less(demand) == one_less
+
+    def test_there_are_no_fewer_than_the_least(self):
+        growth = Growth(lambda _: None, least=2, most=3)
+        assert growth.needs_one_more(Demand(0, 4, 1, 0, 4, {}))
+        assert not growth.needs_one_more(Demand(0, 4, 2, 1, 4, {}))
 
     def test_spare_places_are_kept(self):
         growth = Growth(lambda _: None, least=1, most=3, spare=2, idle_s=10.0)

@@ -95,8 +95,15 @@ class Engine(Scheduler):
         """
         if self._growth is None:
             raise InvalidRequestError("there is one replica; end the server instead")
+        newly = number not in self._drained
+        # Before it ends: its number must not be used again in between.
         self._drained.add(number)
-        self.retire_replica(number)
+        try:
+            self.retire_replica(number)
+        except InvalidRequestError:
+            if newly:
+                self._drained.discard(number)
+            raise
         logger.info("replica %d: draining", number)
 
     def _add(self, number: int, growth: Growth) -> None:
@@ -125,9 +132,16 @@ class Engine(Scheduler):
                 logger.info("%d wait: starting replica %d", demand.waiting, unused)
                 self._add(unused, growth)
             elif (number := growth.needs_one_less(demand)) is not None:
-                logger.info("replica %d: idle, ends", number)
-                self.retire_replica(number)
+                self._retire_idle(number)
             time.sleep(_LOOK_S)
+
+    def _retire_idle(self, number: int) -> None:
+        try:
+            self.retire_replica(number)
+        except InvalidRequestError as error:
+            logger.info("replica %d is idle, but stays: %s", number, error)
+        else:
+            logger.info("replica %d: idle, ends", number)
 
     def _unused_number(self, growth: Growth) -> int | None:
         """The lowest number, and with it the devices, that no replica uses; drained ones rest."""

@@ -26,10 +26,11 @@ class Growth:
     idle_s: float = 600.0
 
     def needs_one_more(self, demand: Demand) -> bool:
-        """Whether the free places, and those that are coming, are too few."""
+        """Whether the replicas are too few, or the free places and those that are coming."""
         wanted = demand.waiting + self.spare
         coming = demand.free + demand.coming * demand.places_each
-        return wanted > coming and demand.alive < self.most
+        too_few = wanted > coming or demand.alive < self.least
+        return too_few and demand.alive < self.most
 
     def needs_one_less(self, demand: Demand) -> int | None:
         """Return the replica that may end, the one with the highest number; ``None`` for none."""

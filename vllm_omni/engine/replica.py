@@ -150,11 +150,14 @@ class Replica:
             self._scheduler.tell_end(task.session, task.reason, task.error, peak_bytes=peak_bytes)
 
     def _recover(self, error: WorkerFailedError) -> None:
-        """End the sessions that held a place and relaunch the workers; without success, give up."""
+        """End the sessions that held a place and relaunch the workers, if others are to come.
+
+        Without success, the replica is given up.
+        """
         scheduler = self._scheduler
         logger.error("worker group lost: %s", error)
         scheduler.lose_group(error, self.number)
-        if scheduler.draining:
+        if scheduler.is_over(self.number):
             return
         scheduler.metrics.group_lost(self.number)
         try:

@@ -51,7 +51,8 @@ class Demand:
 
     Attributes:
         waiting: sessions in line.
-        free: places that nobody holds.
+        free: places that nobody holds; of them only those for the head of the line, where not
+            everybody in line fits into what is left of the KV pools.
         alive: replicas that take sessions, or will when their workers are up.
         coming: those of them whose workers are not up.
         places_each: places of a replica, 1 until that is known.
@@ -215,9 +216,10 @@ class Roster:
     def demand(self, now_s: float) -> Demand:
         """Return how many sessions wait and what room there is for them."""
         alive = [places for places in self.fleet if places.admits]
+        waiting, placeable = len(self.line), self.line.num_placeable
         return Demand(
-            waiting=len(self.line),
-            free=self.fleet.num_free,
+            waiting=waiting,
+            free=self.fleet.num_free if placeable == waiting else placeable,
             alive=len(alive),
             coming=sum(places.capacity is None for places in alive),
             places_each=max([1, *(places.max_sessions for places in self.fleet)]),
