@@ -205,6 +205,43 @@ async def test_signs_of_life():
         await asyncio.wait_for(world.start(IMAGE, "p"), 10)
 
 
+async def test_leaving_after_the_end_of_a_world_raises_only_what_the_body_does():
+    async def script(peer: Peer):
+        await peer.video_start()
+        await peer.done()
+
+    async def stayed(fault: Exception | None) -> None:
+        async with WorldClient(server.url, ping_interval_s=0.05) as world:
+            await world.start(IMAGE, "p")
+            assert [chunk async for chunk in world] == []
+            await asyncio.sleep(0.5)  # pings go to a socket that the server has closed
+            if fault is not None:
+                raise fault
+
+    async with scripted_server(script) as server:
+        await stayed(None)
+        with pytest.raises(LookupError, match="of the body"):
+            await stayed(LookupError("of the body"))
+
+
+async def test_a_cancelled_close_closes_the_socket():
+    async def script(peer: Peer):
+        await peer.video_start()
+        await peer.socket.wait_closed()
+        closed.set()
+
+    closed = asyncio.Event()
+    async with scripted_server(script) as server:
+        world = WorldClient(server.url)
+        await world.connect()
+        await world.start(IMAGE, "p")
+        closing = asyncio.create_task(world.close())
+        asyncio.get_running_loop().call_soon(closing.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await asyncio.wait_for(closed.wait(), 5)
+
+
 async def test_no_server():
     world = WorldClient("http://127.0.0.1:1")
     with pytest.raises(CannotConnectError, match="cannot connect to ws://127"):
@@ -217,6 +254,15 @@ async def test_no_server():
         await world.stop()
     with pytest.raises(InvalidRequestError):
         world.save("v.mp4")
+
+
+def test_calls_outside_with_raise_instead_of_waiting():
+    world = SyncWorldClient("http://127.0.0.1:1")
+    for call in (world.capabilities, world.stop, lambda: next(iter(world))):
+        with pytest.raises(ConnectionLostError, match="use `with SyncWorldClient"):
+            call()
+        with pytest.raises(CannotConnectError), world:  # ends the thread, so the next is outside
+            pass
 
 
 def test_a_server_that_wants_a_key():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vllm_omni.client.camera import Pose
+from vllm_omni.client.errors import ConnectionLostError
 from vllm_omni.client.world import LOCAL_SERVER, Chunk, WorldClient
 from vllm_omni.entrypoints.server.protocol import Capabilities, SessionDone, VideoStart
 
@@ -17,6 +18,7 @@ class SyncWorldClient:
     """:class:`WorldClient` with its event loop in a thread of its own.
 
     Methods, arguments and errors are those of :class:`WorldClient`; a ``for`` loop gives chunks.
+    The thread runs inside ``with`` alone: a call outside raises :class:`ConnectionLostError`.
     """
 
     def __init__(
@@ -28,13 +30,15 @@ class SyncWorldClient:
         keep_video: bool = True,
     ) -> None:
         self._client = WorldClient(address, api_key=api_key, decode=decode, keep_video=keep_video)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "SyncWorldClient":
+        """Connect to the server as ``WorldClient.connect`` does."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="world client", daemon=True
         )
-
-    def __enter__(self) -> "SyncWorldClient":
-        """Connect to the server as ``WorldClient.connect`` does."""
         self._thread.start()
         try:
             self._wait(self._client.connect())
@@ -118,9 +122,17 @@ class SyncWorldClient:
         self._client.save(path, fps=fps)
 
     def _wait(self, call: Coroutine[object, object, Result]) -> Result:
+        if self._loop is None:
+            call.close()
+            raise ConnectionLostError(
+                "no connection outside `with`: use `with SyncWorldClient(...) as world:`"
+            )
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        loop, self._loop = self._loop, None
+        assert loop is not None, "begins in `__enter__`"
+        assert self._thread is not None, "begins in `__enter__`"
+        loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
-        self._loop.close()
+        loop.close()

@@ -137,12 +137,13 @@ class WorldClient:
 
     async def close(self) -> None:
         """Close the connection; a world that still runs ends."""
-        if self._pinging is not None:
-            self._pinging.cancel()
-            with suppress(asyncio.CancelledError, ConnectionClosed):
-                await self._pinging
-        if self._socket is not None:
-            await self._socket.close()
+        try:
+            if self._pinging is not None:
+                self._pinging.cancel()
+                await asyncio.gather(self._pinging, return_exceptions=True)
+        finally:
+            if self._socket is not None:
+                await self._socket.close()
 
     # ------------------------------------------------------------ what a viewer says
 
@@ -327,9 +328,10 @@ class WorldClient:
         return self._socket
 
     async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(self._ping_interval_s)
-            await self.send({"type": "session.ping"})
+        with suppress(ConnectionLostError, WorldRefusedError):  # whoever reads gets them
+            while True:
+                await asyncio.sleep(self._ping_interval_s)
+                await self.send({"type": "session.ping"})
 
     async def _hear(self) -> ServerMessage | None:
         """The next message, noted where it changes what is known; ``None`` for an unknown kind."""
@@ -373,9 +375,7 @@ class WorldClient:
         if isinstance(payload, str):
             raise ProtocolError(f"metadata without its binary frame; got {payload[:100]}")
         if metadata.byte_length != len(payload):
-            raise ProtocolError(
-                f"metadata announced {metadata.byte_length} bytes, {len(payload)} came"
-            )
+            raise ProtocolError(f"{metadata.byte_length} bytes announced, {len(payload)} came")
         if self._keep_video:
             self._parts.append(payload)
         return payload
