@@ -1,5 +1,6 @@
 """The first process of a container, tried as a process that collects orphans like one."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,12 +20,13 @@ def run():
 """
 
 
-def started(body: str) -> subprocess.Popen[str]:
+def started(body: str, after: str = "") -> subprocess.Popen[str]:
+    """A process under which ``body`` runs, in a session of its own; ``after`` follows its end."""
     lines = "\n".join(f"    {line}" for line in body.splitlines())
-    code = f"{_HEAD}{lines}\nsys.exit(run_under_init(run))"
+    code = f"{_HEAD}{lines}\nstatus = run_under_init(run)\n{after}\nsys.exit(status)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[3], start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
@@ -54,6 +56,27 @@ def test_a_command_that_handles_a_signal_ends_as_it_likes():
     ) as process:
         process.terminate()
         assert process.wait(20) == 3
+
+
+def test_an_interrupt_of_the_terminal_reaches_the_command_once():
+    with started(
+        "import signal\nheard = []\nsignal.signal(2, lambda *_: heard.append(2))\n"
+        "print('up', flush=True)\nwhile not heard:\n    time.sleep(0.01)\n"
+        "time.sleep(1)\nreturn len(heard)"
+    ) as process:
+        # Two signals at once would count as one, so the first process passes its own on late.
+        process.send_signal(signal.SIGSTOP)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
+        time.sleep(0.3)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(20) == 1
+
+
+def test_a_signal_after_the_end_of_the_command_changes_nothing():
+    with started(
+        "print('up', flush=True); os._exit(7)", after="os.kill(os.getpid(), 15)"
+    ) as process:
+        assert process.wait(20) == 7
 
 
 def test_orphans_are_collected():

@@ -7,6 +7,7 @@ there would be lost, and leaves it the orphans of everybody else.
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -23,11 +24,13 @@ def run_under_init(run: Callable[[], int]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     child = os.fork()
     if child == 0:
+        os.setsid()  # else a terminal sends Ctrl-C to both, and the command gets it twice
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         return run()
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        os.kill(child, number)
+        with suppress(ProcessLookupError):  # the command has ended
+            os.kill(child, number)
 
     for number in _PASSED_ON:
         signal.signal(number, pass_on)
