@@ -124,9 +124,9 @@ def test_collectives_and_their_bytes_are_the_formula(ranks):
 
 def test_no_tensor_holds_modulation_per_token():
     parallel = DiffusionParallelConfig(ulysses_degree=2)
-    watched = run_ranks(
-        roll_watched, tiny_config("mp", parallel=parallel), OutputKind.LATENT, parallel=parallel
-    )[0]
+    # Wide: six latent columns a rank would look like six rows of modulation.
+    config = tiny_config("mp", parallel=parallel, geometry=WIDE)
+    watched = run_ranks(roll_watched, config, OutputKind.LATENT, parallel=parallel)[0]
     assert watched.guarded > 1000
     assert watched.modulation_shapes == []
 

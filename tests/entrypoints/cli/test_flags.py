@@ -137,7 +137,9 @@ def test_help_tells_what_is_refused_or_without_effect():
     assert told["--headless"] == "refused: one worker group on this machine serves"
     assert told["--port"] == "port to listen on; 0 lets the system choose (default: 8000)"
     assert told["--max-queued"] == "sessions that may wait for a place (default: 16)"
-    assert told["--stage-init-timeout"] == "seconds for a worker to start (default: 300)"
+    assert told["--stage-init-timeout"] == (
+        "seconds for a worker to start; begins anew while weights arrive (default: 300)"
+    )
     assert told["--no-web-page"] == "serve no page at /"
 
 

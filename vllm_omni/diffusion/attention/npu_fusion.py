@@ -40,6 +40,18 @@ class NpuFusionAttention(AttentionBackend):
         return output[0].squeeze(0)
 
     @override
+    def kernel(
+        self,
+        query: Float[Tensor, "tokens heads head_dim"],
+        key: Float[Tensor, "visible heads head_dim"],
+        value: Float[Tensor, "visible heads head_dim"],
+        *,
+        scale: float,
+    ) -> str:
+        """Return the backend's own name: it has one operator."""
+        return self.name
+
+    @override
     def attend_pages(
         self,
         query: Float[Tensor, "tokens heads head_dim"],
