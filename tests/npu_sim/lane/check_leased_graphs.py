@@ -217,6 +217,7 @@ def test_a_replay_that_the_device_refuses_asks_for_a_restart(monkeypatch):
         raise RuntimeError("replay refused by the device, error code 507011")
 
     monkeypatch.setattr(torch.npu.NPUGraph, "replay", refuse)
+    gc.collect()  # What an earlier test left would be freed in between.
     held = torch.npu.memory_allocated()
     held_before = QUARANTINE.size
     with pytest.raises(WorkerFailedError, match="workers have to be restarted"):
