@@ -196,9 +196,11 @@ def test_keys_walk_and_turn_and_a_reset_returns(walk: Walk) -> None:
     for key, sign in (("KeyJ", 1), ("KeyL", -1)):
         began = walk.hold(key, 0.9)
         turned = [
-            shift(walk.picture(began + t), walk.picture(began + t + 0.25)) for t in (0.1, 0.35)
+            shift(walk.picture(began + t), walk.picture(began + t + 0.25)) for t in (0.1, 0.35, 0.6)
         ]
-        assert all(3 <= sign * columns <= 12 for columns in turned), (key, turned)
+        # A slow machine shows the key later; it never turns the other way.
+        assert 3 <= max(sign * columns for columns in turned) <= 12, (key, turned)
+        assert min(sign * columns for columns in turned) >= -1, (key, turned)
 
 
 def test_the_prompt_night_makes_the_sky_dark_within_three_chunks(walk: Walk) -> None:
