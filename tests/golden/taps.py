@@ -49,11 +49,9 @@ class RecordingAttention:
         self.calls.append((query.clone(), key.clone(), value.clone(), out.clone()))
         return out
 
-    def kernel(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scale: float
-    ) -> str:
+    def kernel(self, *operands: torch.Tensor, scale: float) -> str:
         """Name the kernel of the inner backend."""
-        return self.inner.kernel(query, key, value, scale=scale)
+        return self.inner.kernel(*operands, scale=scale)
 
     def attend_pages(
         self,

@@ -50,15 +50,8 @@ class AttentionBackend(Protocol):
         """Attend to the first ``visible_tokens`` tokens of the pages named by ``block_table``."""
         ...
 
-    def kernel(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> str:
-        """Name the kernel that :meth:`attend` runs on these tensors."""
+    def kernel(self, *operands: Float[Tensor, "_ heads head_dim"], scale: float) -> str:
+        """Name the kernel that :meth:`attend` runs on this query, key and value."""
         ...
 
 
@@ -76,14 +69,7 @@ class GatheringAttention(AttentionBackend):
     """Base of backends that cannot read pages: they attend to a contiguous copy of them."""
 
     @override
-    def kernel(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> str:
+    def kernel(self, *operands: Float[Tensor, "_ heads head_dim"], scale: float) -> str:
         """Return the backend's own name: it has one kernel."""
         return self.name
 

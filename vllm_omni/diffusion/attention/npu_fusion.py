@@ -40,14 +40,7 @@ class NpuFusionAttention(AttentionBackend):
         return output[0].squeeze(0)
 
     @override
-    def kernel(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> str:
+    def kernel(self, *operands: Float[Tensor, "_ heads head_dim"], scale: float) -> str:
         """Return the backend's own name: it has one operator."""
         return self.name
 

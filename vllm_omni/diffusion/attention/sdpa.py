@@ -89,18 +89,11 @@ class FlashAttention(SdpaAttention):
             return super().attend(query, key, value, scale=scale)
 
     @override
-    def kernel(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> str:
+    def kernel(self, *operands: Float[Tensor, "_ heads head_dim"], scale: float) -> str:
         """Ask torch which kernel of the list it takes."""
-        operands = [_heads_first(part) for part in (query, key, value)]
+        views = [_heads_first(operand) for operand in operands]
         with sdpa_kernel(self._kernels, set_priority=True):
-            choice = torch.ops.aten._fused_sdp_choice(*operands, scale=scale)  # noqa: SLF001
+            choice = torch.ops.aten._fused_sdp_choice(*views, scale=scale)  # noqa: SLF001
         return SDPBackend(choice).name.lower()
 
 
@@ -127,13 +120,6 @@ class Flash3Attention(FlashAttention):
         self._kernels = [SDPBackend.FLASH_ATTENTION]
 
     @override
-    def kernel(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> str:
+    def kernel(self, *operands: Float[Tensor, "_ heads head_dim"], scale: float) -> str:
         """Name the version beside what torch takes."""
-        return f"{super().kernel(query, key, value, scale=scale)} (FlashAttention-3)"
+        return f"{super().kernel(*operands, scale=scale)} (FlashAttention-3)"
