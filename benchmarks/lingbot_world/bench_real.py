@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from benchmarks.lingbot_world.bench_timing import Clock, gpu_state, peak_bytes
 from benchmarks.lingbot_world.roofline import TRIMMED, work_of
-from benchmarks.lingbot_world.roofline_counts import Model, layer_flops
+from benchmarks.lingbot_world.roofline_counts import TEXT_TOKENS, Model, layer_flops
 from benchmarks.lingbot_world.roofline_devices import (
     DEVICES,
     PRECISIONS,
@@ -22,6 +22,7 @@ from benchmarks.lingbot_world.roofline_devices import (
 )
 from benchmarks.lingbot_world.roofline_vae import Vae, count_decode
 from vllm_omni.diffusion.attention.backend import create_attention_backend
+from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
@@ -44,12 +45,10 @@ from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.diffusion.models.loader import materialize, no_weights
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.platforms import create_platform
 
 _STD = 0.02
-_TEXT_TOKENS = 512
 _CHUNKS = 8
 _FLOW_SHIFT = 5.0
 
@@ -83,21 +82,6 @@ def scale_of(name: str) -> Scale:
         num_layers=3, sink_size=3, sliding_window_num_frames=9,
     )  # fmt: skip
     return Scale(small, VaeConfig.from_json(_vae_fields(8)), VideoGeometry(32, 48), 3)
-
-
-def kv_spec(config: LingBotWorldConfig, dtype: torch.dtype) -> KVCacheSpec:
-    """Return the shape of the window of a whole model on one device."""
-    return KVCacheSpec(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_attention_heads,
-        text_heads=config.num_attention_heads,
-        head_dim=config.attention_head_dim,
-        window_frames=config.window.window_frames,
-        sink_frames=config.window.sink_frames,
-        text_tokens=_TEXT_TOKENS,
-        element_bytes=dtype.itemsize,
-        page_tokens=128,
-    )
 
 
 def real_shapes(scale: Scale, device_name: str, bound_device: str | None) -> dict[str, object]:
@@ -153,11 +137,13 @@ class RealBench:
             sink_latent_frames=config.window.sink_frames,
         )
         self.transformer = self._build_transformer()
-        self.spec = kv_spec(config, torch.bfloat16)
+        self.spec = self.transformer.kv_cache_spec(
+            text_tokens=TEXT_TOKENS, page_tokens=KVCacheConfig().page_tokens
+        )
         pages = self.spec.window_pages(scale.geometry.tokens_per_frame)
         self.pool = KVPool(self.spec, pages, dtype=torch.bfloat16, device=device)
         self.kv = SessionKV(self.pool, scale.geometry.tokens_per_frame)
-        self.text = self.transformer.embed_text(self._random(_TEXT_TOKENS, config.text_dim))
+        self.text = self.transformer.embed_text(self._random(TEXT_TOKENS, config.text_dim))
 
     def products(self) -> dict[str, dict[str, float | None]]:
         """Rates of the matrix products of one layer, in TFLOP/s."""

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from benchmarks.lingbot_world.bench_real import kv_spec, scale_of
+from benchmarks.lingbot_world.bench_real import scale_of
 from benchmarks.lingbot_world.kernel_counter import Kernel, KernelCounter, Kind, totals
 from benchmarks.lingbot_world.roofline import TRIMMED, table, vae_counts
 from benchmarks.lingbot_world.roofline_counts import (
+    TEXT_TOKENS,
     Model,
     chunk_exchange,
     chunk_flops,
@@ -32,6 +33,7 @@ from benchmarks.lingbot_world.roofline_counts import (
 from benchmarks.lingbot_world.roofline_devices import TERA
 from benchmarks.lingbot_world.roofline_vae import Vae, fused_bytes
 from vllm_omni.diffusion.attention.backend import create_attention_backend
+from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup, TrafficKind
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
@@ -57,7 +59,6 @@ from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, Sess
 GIGA = 1e9
 META = torch.device("meta")
 RANKS = (1, 4)
-TEXT_TOKENS = 512
 FLOW_SHIFT = 5.0
 PIXEL_FRAMES = 12
 TRANSFORMER_PARTS = ("camera", "probes", "commit")
@@ -129,8 +130,7 @@ def count_transformer(ranks: int, layers: int | None = None) -> tuple[PartKernel
     )  # fmt: skip
     with META:
         model = CausalLingBotWorldTransformer3DModel(parts)
-    spec = kv_spec(config, torch.bfloat16)
-    spec = replace(spec, num_kv_heads=spec.num_kv_heads // ranks)
+    spec = model.kv_cache_spec(text_tokens=TEXT_TOKENS, page_tokens=KVCacheConfig().page_tokens)
     pages = spec.window_pages(geometry.tokens_per_frame)
     pool = KVPool(spec, pages, dtype=torch.bfloat16, device=META)
     kv = SessionKV(pool, geometry.tokens_per_frame)

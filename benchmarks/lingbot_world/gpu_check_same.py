@@ -5,8 +5,10 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from benchmarks.lingbot_world.bench_real import Scale, kv_spec, scale_of
+from benchmarks.lingbot_world.bench_real import Scale, scale_of
+from benchmarks.lingbot_world.roofline_counts import TEXT_TOKENS
 from vllm_omni.diffusion.attention.backend import create_attention_backend
+from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
@@ -38,7 +40,6 @@ from vllm_omni.platforms import create_platform
 _CHUNKS = 5
 _STD = 0.05
 _FLOW_SHIFT = 5.0
-_TEXT_TOKENS = 512
 _CPU = torch.device("cpu")
 
 
@@ -80,7 +81,9 @@ class SmallWorld:
         fill(self.vae, device, _STD)
         self.vae.prepare()
         post.prepare(self.transformer.layers)
-        spec = kv_spec(scale.transformer, dtype)
+        spec = self.transformer.kv_cache_spec(
+            text_tokens=TEXT_TOKENS, page_tokens=KVCacheConfig().page_tokens
+        )
         pages = spec.window_pages(scale.geometry.tokens_per_frame)
         self.kv = SessionKV(
             KVPool(spec, pages, dtype=dtype, device=device), scale.geometry.tokens_per_frame
@@ -100,7 +103,7 @@ class SmallWorld:
         schedule = DmdSchedule.with_shift(_FLOW_SHIFT)
         times = (*schedule.timesteps, COMMIT_TIMESTEP)
         steps = tuple(self.transformer.embed_time(torch.tensor([time])) for time in times)
-        text = self.transformer.embed_text(draw(_TEXT_TOKENS, config.text_dim))
+        text = self.transformer.embed_text(draw(TEXT_TOKENS, config.text_dim))
         condition, state = draw(20, *size), DecoderState.fresh()
         latents, pixels = [], []
         for chunk in range(_CHUNKS):

@@ -27,7 +27,6 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
     ChunkContext,
 )
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 
 _CPU = torch.device("cpu")
@@ -163,16 +162,8 @@ def _pool(
     text_tokens: int,
     scattered: bool,
 ) -> KVPool:
-    config = transformer.config
-    spec = KVCacheSpec(
-        num_layers=config.num_layers,
-        num_kv_heads=transformer.local_heads // transformer.exchange.group.size,
-        text_heads=transformer.local_heads,
-        head_dim=config.attention_head_dim,
-        window_frames=config.window.window_frames,
-        sink_frames=config.window.sink_frames,
+    spec = transformer.kv_cache_spec(
         text_tokens=text_tokens,
-        element_bytes=transformer.dtype.itemsize,
         page_tokens=_SCATTERED_PAGE_TOKENS if scattered else KVCacheConfig().page_tokens,
     )
     pages = spec.window_pages(geometry.tokens_per_frame)

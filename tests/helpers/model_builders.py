@@ -32,7 +32,6 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
 )
 from vllm_omni.diffusion.models.loader import materialize, no_weights
 from vllm_omni.diffusion.worker.worker import Worker
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.tools.tiny_recipe import draw, scale_transformer, transformer_shapes
 
@@ -130,25 +129,14 @@ class ModelRollout:
         page_tokens: int = 4,
         scattered: bool = False,
     ) -> None:
-        config = model.config
         self.model, self.geometry = model, geometry
-        spec = KVCacheSpec(
-            num_layers=config.num_layers,
-            num_kv_heads=model.local_heads // model.exchange.group.size,
-            text_heads=model.local_heads,
-            head_dim=config.attention_head_dim,
-            window_frames=config.window.window_frames,
-            sink_frames=config.window.sink_frames,
-            text_tokens=TEXT_TOKENS,
-            element_bytes=model.dtype.itemsize,
-            page_tokens=page_tokens,
-        )
+        spec = model.kv_cache_spec(text_tokens=TEXT_TOKENS, page_tokens=page_tokens)
         pages = spec.window_pages(geometry.tokens_per_frame)
         self.pool = KVPool(spec, 2 * pages + 1, dtype=model.dtype, device=CPU)
         if scattered:
             fragment(self.pool)
         self.kv = SessionKV(self.pool, geometry.tokens_per_frame)
-        self.text = model.embed_text(text_rows(config).to(model.dtype))
+        self.text = model.embed_text(text_rows(model.config).to(model.dtype))
 
     def context(self, chunk: int) -> ChunkContext:
         start = LATENT_FRAMES_PER_CHUNK * chunk

@@ -30,7 +30,6 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
 from vllm_omni.diffusion.models.loader import no_weights
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import ExtentPlan, KVPool, SessionKV
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
@@ -253,18 +252,8 @@ def test_every_parameter_is_filled_by_the_checkpoint(real_model):
 
 
 def real_session(model):
-    config, device = model.config, torch.device("meta")
-    spec = KVCacheSpec(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_attention_heads,
-        text_heads=config.num_attention_heads,
-        head_dim=config.attention_head_dim,
-        window_frames=config.window.window_frames,
-        sink_frames=config.window.sink_frames,
-        text_tokens=512,
-        element_bytes=2,
-        page_tokens=128,
-    )
+    device = torch.device("meta")
+    spec = model.kv_cache_spec(text_tokens=512, page_tokens=128)
     pages = spec.window_pages(REAL_SIZE.tokens_per_frame)
     pool = KVPool(spec, pages, dtype=torch.bfloat16, device=device)
     return spec, pool, SessionKV(pool, REAL_SIZE.tokens_per_frame)

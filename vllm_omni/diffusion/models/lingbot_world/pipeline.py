@@ -111,18 +111,8 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Return the shape of the KV window, with the head counts of the loaded modules."""
-        transformer = self.model.transformer
-        model = transformer.config
-        return KVCacheSpec(
-            num_layers=len(transformer.blocks),
-            num_kv_heads=transformer.local_heads // transformer.exchange.group.size,
-            text_heads=transformer.local_heads,
-            head_dim=model.attention_head_dim,
-            window_frames=model.window.window_frames,
-            sink_frames=model.window.sink_frames,
-            text_tokens=TEXT_TOKENS,
-            element_bytes=self.model.dtype.itemsize,
-            page_tokens=self.config.kv_cache.page_tokens,
+        return self.model.transformer.kv_cache_spec(
+            text_tokens=TEXT_TOKENS, page_tokens=self.config.kv_cache.page_tokens
         )
 
     def state_bytes(self, geometry: VideoGeometry) -> int:

@@ -31,6 +31,7 @@ from vllm_omni.diffusion.models.lingbot_world.blocks import (
     TimeEmbedding,
 )
 from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
     LayerPages,
     SessionKV,
@@ -121,6 +122,21 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
     def local_heads(self) -> int:
         """Number of attention heads that this rank's weights make, before any exchange."""
         return self.layers[0].self_attn.local_heads
+
+    def kv_cache_spec(self, *, text_tokens: int, page_tokens: int) -> KVCacheSpec:
+        """Return the shape of a session's window on this rank, for pages of ``page_tokens``."""
+        config = self.config
+        return KVCacheSpec(
+            num_layers=len(self.blocks),
+            num_kv_heads=self.local_heads // self.exchange.group.size,
+            text_heads=self.local_heads,
+            head_dim=config.attention_head_dim,
+            window_frames=config.window.window_frames,
+            sink_frames=config.window.sink_frames,
+            text_tokens=text_tokens,
+            element_bytes=self.dtype.itemsize,
+            page_tokens=page_tokens,
+        )
 
     @property
     def layers(self) -> tuple[LingBotWorldBlock, ...]:
