@@ -69,6 +69,7 @@ class HttpProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for what the client asks next."""
         super().on_response_complete()
+        self._watch_unread()
         self._note(self._owed())
 
     def cut_off(self) -> None:
@@ -91,8 +92,9 @@ class HttpProtocol(H11Protocol):
 
     def _watch_unread(self) -> None:
         """End the connection if its client stops reading before the answer is through."""
-        if self._unread_timer is None:
-            self._unread = self.transport.get_write_buffer_size()
+        unread = self.transport.get_write_buffer_size()
+        if unread and self._unread_timer is None:
+            self._unread = unread
             self._unread_since_s = self.loop.time()
             self._look_at_unread_later()
 
@@ -116,37 +118,33 @@ class HttpProtocol(H11Protocol):
 
     def _owed(self) -> Debt:
         """What the client owes. While it has an answer to read, it owes nothing but to read it."""
-        cycle = self.cycle
         if self.conn.their_state is h11.SEND_BODY:  # Also after an answer that came early.
             return Debt.BODY
-        if cycle is None or (cycle.response_complete and not self._has_unread()):
-            return Debt.REQUEST
-        return Debt.NOTHING
+        is_read = self._is_answered and self.transport.get_write_buffer_size() == 0
+        return Debt.REQUEST if self.cycle is None or is_read else Debt.NOTHING
 
-    def _has_unread(self) -> bool:
-        if self.transport.get_write_buffer_size() == 0:
-            return False
-        self._watch_unread()
-        return True
+    @property
+    def _is_answered(self) -> bool:
+        return self.cycle is not None and self.cycle.response_complete
 
     def _note(self, debt: Debt) -> None:
         if self.transport.get_protocol() is not self:  # A socket by now.
             return
         self._open.owes(self, debt)
-        is_answered = self.cycle is not None and self.cycle.response_complete
-        if self._owes == (debt, is_answered):
+        owes = (debt, self._is_answered)
+        if self._owes == owes:
             return
-        self._owes = (debt, is_answered)
+        self._owes = owes
         self._debt_timer = _cancelled(self._debt_timer)
-        limit_s = self._limit_s(debt, is_answered=is_answered)
+        limit_s = self._limit_s(debt)
         if limit_s is not None:
             self._debt_timer = self.loop.call_later(limit_s, self.transport.abort)
 
-    def _limit_s(self, debt: Debt, *, is_answered: bool) -> float | None:
+    def _limit_s(self, debt: Debt) -> float | None:
         """How long the client may owe it; the application has a limit of its own for bodies."""
         if debt is Debt.REQUEST:
             return REQUEST_TIMEOUT_S + (0 if self.cycle is None else self.timeout_keep_alive)
-        return _REST_TIMEOUT_S if debt is Debt.BODY and is_answered else None
+        return _REST_TIMEOUT_S if debt is Debt.BODY and self._is_answered else None
 
     def _leave(self) -> None:
         self._open.closed(self)
