@@ -91,8 +91,11 @@ def ulysses(state) -> dict[str, torch.Tensor]:
     return found
 
 
-def unwaited(rank: int, size: int, *, waits: bool) -> torch.Tensor:
-    """What a reader sees of a gather that it has, or has not, waited for."""
+def unwaited(rank: int, size: int, hosts: dist.ProcessGroup, *, waits: bool) -> torch.Tensor:
+    """What a reader sees of a gather that it has, or has not, waited for.
+
+    The hosts meet before any of them waits, since a device takes part once others wait for it.
+    """
     received = torch.zeros(size, 4, device="npu")
     mine = torch.full((4,), rank + 1.0, device="npu")
     torch.npu.synchronize()
@@ -100,6 +103,7 @@ def unwaited(rank: int, size: int, *, waits: bool) -> torch.Tensor:
     if waits:
         work.wait()
     seen = (received + 0).cpu()
+    dist.barrier(hosts)
     work.wait()
     torch.npu.synchronize()
     return seen
@@ -118,6 +122,7 @@ def main(rank: int, size: int, folder: str) -> None:
             backend=platform.collective_backend, device=device, timeout_s=120.0,
         )
     )  # fmt: skip
+    hosts = dist.new_group(backend="gloo")
     results = {"soc": torch.npu.get_device_name(rank)}
     for order in ORDERS:
         simulation.runtime().set_deferred(on=order == "deferred")
@@ -127,7 +132,7 @@ def main(rank: int, size: int, folder: str) -> None:
         results[order] = {name: tensor.cpu() for name, tensor in found.items()}
         results[order]["works"] = works
         for waits in (True, False):
-            results[order][f"waits {waits}"] = unwaited(rank, size, waits=waits)
+            results[order][f"waits {waits}"] = unwaited(rank, size, hosts, waits=waits)
     torch.save(results, result_file(folder, rank))
     assert not library.failures
     sys.stdout.flush()
