@@ -2,6 +2,7 @@
 
 import queue
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,7 +13,7 @@ from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.growth import Growth
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.roster import Demand
-from vllm_omni.engine.session import ChunkReady, Ended, Opened, SessionEvent, Waiting
+from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened, SessionEvent, Waiting
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.errors import (
     CheckpointError,
@@ -180,6 +181,55 @@ class TestLosses:
             assert isinstance(waiting.until(Ended).error, WorkerRestartedError | CheckpointError)
             wait_until(lambda: made.engine.failure is not None)
 
+    def test_the_engine_fails_when_the_last_ends_after_the_others_were_lost(self):
+        lost, drained = FakeExecutor(), FakeExecutor()
+        with Replicas([lost, Broken()], [drained]) as made:
+            wait_until(made.all_ready)
+            readers = [made.opened(), made.opened()]
+            staying = next(one for one in readers if _replica(made, one) == 1)
+            made.engine.drain_replica(1)
+            waiting = made.open()
+            lost.dead = WorkerFailedError("rank 0 died")
+            # Nobody can ever serve who waits; who plays goes on to the end.
+            assert isinstance(waiting.rest()[-1].error, CheckpointError)
+            assert isinstance(staying.next(), Opened | ChunkReady)
+            assert made.engine.failure is None
+            made.engine.stop(staying.session_id)
+            assert staying.rest()[-1].reason is EndReason.STOPPED
+            wait_until(lambda: made.engine.failure is not None)
+            assert "a tensor is missing" in (made.engine.unready_reason or "")
+
+    def test_the_start_fails_if_none_is_left_that_could_serve(self):
+        slow, lost = Broken(), FakeExecutor()
+        slow.gate.clear()
+        made = Replicas([slow], [FakeExecutor()], [lost, Broken()])
+        with ThreadPoolExecutor() as pool:
+            start = pool.submit(made.engine.start)
+            try:
+                wait_until(
+                    lambda: [one.state for one in made.engine.replicas()[1:]] == ["ready"] * 2
+                )
+                made.engine.drain_replica(1)
+                lost.dead = WorkerFailedError("rank 0 died")
+                wait_until(lambda: made.engine.replicas()[2].state == "failed")
+                slow.gate.set()
+                with pytest.raises(CheckpointError, match="a tensor is missing"):
+                    start.result(5)
+            finally:
+                slow.gate.set()
+                made.engine.close()
+
+    def test_a_session_that_fits_only_a_lost_replica_does_not_block_the_line(self):
+        large, small = FakeExecutor(), FakeExecutor()
+        small.num_pages = 2
+        with Replicas([large, Broken()], [small]) as made:
+            wait_until(made.all_ready)
+            made.opened(height=128)
+            blocking, behind = made.open(height=128), made.open()
+            large.dead = WorkerFailedError("rank 0 died")
+            assert isinstance(blocking.rest()[-1].error, OutOfKVMemoryError)
+            behind.until(Opened)
+
     def test_a_replica_that_does_not_start_is_no_reason_not_to_serve(self):
         with Replicas([Broken()], [FakeExecutor()]) as made:
             assert made.engine.unready_reason is None
@@ -210,6 +260,20 @@ class TestDrain:
             two.engine.drain_replica(1)
         with pytest.raises(InvalidRequestError, match="no replica 7"):
             two.engine.drain_replica(7)
+
+    def test_a_session_that_fits_only_a_drained_replica_does_not_block_the_line(self):
+        large, small = FakeExecutor(), FakeExecutor()
+        small.num_pages = 2
+        with Replicas([large], [small]) as made:
+            wait_until(made.all_ready)
+            made.opened(height=128)
+            blocking, behind = made.open(height=128), made.open()
+            assert blocking.until(Waiting) == Waiting(1)
+            made.engine.drain_replica(0)
+            assert isinstance(blocking.rest()[-1].error, OutOfKVMemoryError)
+            behind.until(Opened)
+            with pytest.raises(OutOfKVMemoryError):
+                made.open(height=128)
 
     def test_a_refused_drain_leaves_the_number_to_growth(self):
         with Replicas([FakeExecutor()], [FakeExecutor()], least=1) as made:
@@ -315,6 +379,7 @@ class Broken(FakeExecutor):
     """Workers that do not come up."""
 
     def start(self):
+        assert self.gate.wait(10)
         raise CheckpointError("a tensor is missing")
 
 

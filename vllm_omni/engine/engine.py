@@ -62,11 +62,10 @@ class Engine(Scheduler):
             if self.failure is not None or self.draining:
                 raise
             logger.critical("replica 0 did not start: %s", error)
+            self._begin_keeping(growth)
             self._wait_for_another()
-        self._keeper = threading.Thread(
-            target=self._keep_replicas, args=(growth,), name="replicas", daemon=True
-        )
-        self._keeper.start()
+        else:
+            self._begin_keeping(growth)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Drain, wait for the running chunks, end the workers; a second call does nothing.
@@ -123,11 +122,19 @@ class Engine(Scheduler):
                 raise self.failure
             time.sleep(_LOOK_S)
 
+    def _begin_keeping(self, growth: Growth) -> None:
+        self._keeper = threading.Thread(
+            target=self._keep_replicas, args=(growth,), name="replicas", daemon=True
+        )
+        self._keeper.start()
+
     def _keep_replicas(self, growth: Growth) -> None:
         """Remove replicas that have ended; start and retire others as sessions come and go."""
         while not self.draining and self.failure is None:
             self._remove_ended()
             demand, unused = self.demand(), self._unused_number(growth)
+            if unused is None:
+                self.end_if_lost()
             if unused is not None and growth.needs_one_more(demand):
                 logger.info("%d wait: starting replica %d", demand.waiting, unused)
                 self._add(unused, growth)

@@ -74,12 +74,12 @@ class Fleet:
         return next((session for session in found if session is not None), None)
 
     def check_fits(self, size: VideoGeometry) -> None:
-        """Refuse what no replica could ever hold, as far as their workers are known.
+        """Refuse what no replica that takes sessions could hold, as far as workers are known.
 
         Raises:
             OutOfKVMemoryError: if the pool of each is too small.
         """
-        known = [places for places in self if places.capacity is not None]
+        known = [places for places in self if places.capacity is not None and places.admits]
         refusal: OutOfKVMemoryError | None = None
         for places in known:
             try:

@@ -162,13 +162,14 @@ class Roster:
         if (end := self.due_end(session)) is not None:
             self.end(session, *end)
 
-    def refuse_oversized(self) -> None:
-        """End the sessions in line whose window can never fit."""
+    def replicas_changed(self) -> None:
+        """End the sessions in line whose window can never fit, and tell the others."""
         for session in self.line:
             try:
                 self.fleet.check_fits(session.request.geometry)
             except OutOfKVMemoryError as error:
                 self.end(session, EndReason.FAILED, error)
+        self.line_changed()
 
     def fail(self, sessions: Iterable[EngineSession], error: OmniError) -> None:
         """End sessions by an error; each gets a copy, or all would extend one traceback."""

@@ -261,8 +261,7 @@ class Scheduler:
         with self.__lock:
             self._roster.fleet[replica].offer(group)
             self.metrics.group_ready(replica, group)
-            self._roster.refuse_oversized()
-            self._roster.line_changed()
+            self._roster.replicas_changed()
             self.__lock.notify_all()
 
     def lose_group(self, error: WorkerFailedError, replica: int = 0) -> None:
@@ -286,6 +285,7 @@ class Scheduler:
                 self._fail(error)
             else:
                 self._roster.fail(places, error)
+                self._roster.replicas_changed()
             self.__lock.notify_all()
 
     def fail(self, error: OmniError) -> None:
@@ -362,6 +362,7 @@ class Scheduler:
         """
         with self.__lock:
             self._roster.retire(replica)
+            self._roster.replicas_changed()
             self.__lock.notify_all()
 
     def remove_replica(self, replica: int) -> None:
@@ -369,6 +370,23 @@ class Scheduler:
         with self.__lock:
             self._roster.fleet.remove(replica)
             self.metrics.replica_removed(replica)
+
+    def end_if_lost(self) -> None:
+        """End who waits for a replica if none is left, and the engine with the last session.
+
+        For who knows that no other replica can be started.
+        """
+        with self.__lock:
+            fleet = self._roster.fleet
+            if any(places.admits for places in fleet):
+                return
+            # The last that took sessions was lost: none is retired unless another one serves.
+            error = next(places.failure for places in fleet if places.failure is not None)
+            if fleet.is_lost:
+                self._fail(error)
+            else:
+                self._roster.fail(self._roster.line, error)
+            self.__lock.notify_all()
 
     def demand(self) -> Demand:
         """Say how many sessions wait and what room there is."""
