@@ -2,7 +2,9 @@
 
 import pytest
 
+from tests.helpers.fake_checkpoint import write_fake_checkpoint
 from vllm_omni.config import devices
+from vllm_omni.config.resolve import resolve
 from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
@@ -104,3 +106,19 @@ def test_the_variable_of_the_workers_stands_over_that_of_the_server(monkeypatch)
     assert devices.visible_device_count("npu", None, {"ASCEND_RT_VISIBLE_DEVICES": "4"}) == 1
     with pytest.raises(ConfigError, match="must be rising numbers such as '0,1,2,3', got '6,4'"):
         devices.device_names("npu", "1,0", workers)
+
+
+@pytest.mark.parametrize("listed", [None, "0"])
+def test_replicas_whose_devices_nobody_listed_are_counted_on_the_machine(dev, tmp_path, listed):
+    model = str(write_fake_checkpoint(tmp_path / "model"))
+    settings = {"omni_dp_size_local": 4, "devices": listed}
+    for number in range(3):
+        (dev / f"nvidia{number}").touch()
+    with pytest.raises(ConfigError, match=r"4 ranks .*4 replicas.*but this process shows 3"):
+        resolve(model, overrides=settings, platform="cuda", executor="mp")
+    (dev / "nvidia3").touch()
+    config = resolve(model, overrides=settings, platform="cuda", executor="mp").config
+    assert config.replicas.devices == ("0", "1", "2", "3")
+    # A list of all stands over the nodes, whose names may be others.
+    settings["devices"] = "4,5,6,7"
+    assert resolve(model, overrides=settings, platform="cuda", executor="mp").config

@@ -161,10 +161,10 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
         replicas=replicas,
         **decided_fields(stage),
     )
+    _check_devices(config, host)
     config = _with_device_names(config)
     sampling = construct(SamplingDefaults, values)
     check_sampling(sampling, config)
-    _check_devices(config, host)
     entry.check_checkpoint(directory, config.parallel)
     return ResolvedDeployment(
         model=entry,
@@ -204,17 +204,19 @@ def _with_device_names(config: OmniDiffusionConfig) -> OmniDiffusionConfig:
 
 
 def _check_devices(config: OmniDiffusionConfig, host: Host) -> None:
+    """Refuse more ranks than there are devices; those that no list names are the machine's."""
     if config.device == "cpu":
         return
+    ranks, replicas = config.parallel.world_size, config.replicas.most
+    devices = config.devices
+    if devices is not None and replicas > 1:
+        # Only those of the first replica may be listed; the others' follow on the machine.
+        devices_of_replicas(devices, ranks=ranks, replicas=replicas)
+        devices = devices if devices.count(",") + 1 == ranks * replicas else None
     visible = host.visible_devices
     if visible is None:
-        visible = visible_device_count(config.device, config.devices, config.env)
-    check_device_count(
-        ranks=config.parallel.world_size,
-        visible=visible,
-        devices=config.devices,
-        replicas=config.replicas.most,
-    )
+        visible = visible_device_count(config.device, devices, config.env)
+    check_device_count(ranks=ranks, visible=visible, devices=devices, replicas=replicas)
 
 
 def _effective(owners: Iterable[object], merged: Merged) -> Iterator[EffectiveValue]:

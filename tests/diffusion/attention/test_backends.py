@@ -122,6 +122,15 @@ def test_flash3_is_activated_in_torch(monkeypatch):
     assert kernel == "flash_attention (FlashAttention-3)"
 
 
+def test_flash3_that_torch_has_no_entry_for_is_refused_with_what_to_do(monkeypatch):
+    def refuse(name):
+        raise ValueError(f"unknown implementation {name}")
+
+    monkeypatch.setattr(attention, "activate_flash_attention_impl", refuse)
+    with pytest.raises(ConfigError, match=r"ValueError: unknown implementation FA3.* choose flash"):
+        create_attention_backend("flash3")
+
+
 def test_flash3_without_its_package_is_refused_with_what_to_do():
     with pytest.raises(ConfigError, match=r"needs the package flash_attn_3 .* or choose flash"):
         create_attention_backend("flash3")

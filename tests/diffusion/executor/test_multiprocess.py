@@ -19,7 +19,6 @@ from tests.helpers.faults import (
     faulty_main,
     process_ids,
     refusing_main,
-    slow_main,
     telling_main,
 )
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
@@ -154,10 +153,11 @@ def test_signals_do_not_end_a_worker():
 def test_a_chunk_that_takes_too_long_ends_the_group():
     made = MultiprocExecutor(tiny_config("mp", chunk_timeout_s=5.0), worker_main=faulty_main)
     made.start()
-    made.open_session("hang:0:0", small_request())
+    made.open_session("hang:2:0", small_request(num_chunks=3))
+    make_chunks(made, "hang:2:0", range(2))  # cold
     pids = process_ids(made.group)
-    with pytest.raises(WorkerFailedError, match=r"chunk 0 of session hang:0:0 in time.*timeout"):
-        make_chunks(made, "hang:0:0", range(1))
+    with pytest.raises(WorkerFailedError, match=r"chunk 2 of session hang:2:0 in time.*timeout"):
+        make_chunks(made, "hang:2:0", range(2, 3))
     assert not any(psutil.pid_exists(pid) for pid in pids)
     made.shutdown()
 
@@ -185,10 +185,11 @@ def test_a_look_finds_a_rank_that_was_killed_without_a_command(two_ranks):
 def test_waiting_costs_no_processor_time():
     made = MultiprocExecutor(tiny_config("mp", chunk_timeout_s=4.0), worker_main=faulty_main)
     made.start()
-    made.open_session("hang:0:0", small_request())
+    made.open_session("hang:2:0", small_request(num_chunks=3))
+    make_chunks(made, "hang:2:0", range(2))  # cold
     began = time.thread_time()
     with pytest.raises(WorkerFailedError):
-        make_chunks(made, "hang:0:0", range(1))
+        make_chunks(made, "hang:2:0", range(2, 3))
     assert time.thread_time() - began < 0.5
     made.shutdown()
 
@@ -366,7 +367,15 @@ def test_chunk_limit():
     limit.observe(size, 9.0)
     limit.observe(size, 1.0)
     assert limit.seconds(size) == 90.0
-    assert ChunkLimit(5.0, cold_s=300.0).seconds(size) == 5.0
+
+
+def test_a_fixed_chunk_limit_leaves_the_cold_chunks_the_time_to_compile():
+    limit, size = ChunkLimit(30.0, cold_s=300.0), (480, 832)
+    for chunk_s in (250.0, 2.0):
+        assert limit.seconds(size) == 300.0
+        limit.observe(size, chunk_s)
+    assert limit.seconds(size) == 30.0
+    assert ChunkLimit(600.0, cold_s=300.0).seconds(size) == 600.0
 
 
 def test_the_first_chunk_of_another_size_is_cold_again():
@@ -377,11 +386,3 @@ def test_the_first_chunk_of_another_size_is_cold_again():
     limit.observe(other, 200.0)
     limit.observe(other, 20.0)
     assert (limit.seconds(warm), limit.seconds(other)) == (60.0, 200.0)
-
-
-@pytest.mark.timing
-def test_a_start_may_take_longer_than_its_limit_while_weights_arrive():
-    config = tiny_config("mp", stage_init_timeout_s=4.0)
-    executor = MultiprocExecutor(config, worker_main=slow_main)
-    assert executor.start().sessions == 1
-    executor.shutdown()

@@ -111,7 +111,7 @@ class Flash3Attention(FlashAttention):
             from torch.nn.attention import activate_flash_attention_impl
 
             activate_flash_attention_impl("FA3")
-        except (ImportError, RuntimeError) as error:
+        except (ImportError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 "attention backend flash3 needs the package flash_attn_3 for this torch "
                 f"({type(error).__name__}: {error}); install it or choose flash "

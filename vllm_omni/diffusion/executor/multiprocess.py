@@ -179,21 +179,22 @@ class MultiprocExecutor:
     def _gather_capacities(self) -> list[GroupCapacity]:
         """What every rank says of itself, or the first refusal: its peers may wait for it.
 
-        The time limit begins anew whenever a rank tells that weights arrive.
+        All ranks are read as they speak, so that none waits with its weights for another to be
+        heard. The time limit begins anew whenever any of them tells that weights arrive.
         """
         limit_s = self._config.stage_init_timeout_s
         deadline_s = time.monotonic() + limit_s
+        pending = list(range(self.group.world_size))
         capacities = []
-        for rank in range(self.group.world_size):
-            reply: Reply = Loading()
-            while isinstance(reply, Loading):
-                with self._conversation() as group:
-                    reply = group.receive(rank, deadline_s=deadline_s, doing="its start")
-                if isinstance(reply, Loading):
-                    deadline_s = time.monotonic() + limit_s
+        while pending:
+            with self._conversation() as group:
+                rank, reply = group.receive_any(pending, deadline_s=deadline_s, doing="its start")
             match reply:
+                case Loading():
+                    deadline_s = time.monotonic() + limit_s
                 case Done(GroupCapacity() as found):
                     capacities.append(found)
+                    pending.remove(rank)
                 case Refused() as refusal:
                     raise _shared_error([refusal])
         return capacities
@@ -251,8 +252,8 @@ class ChunkLimit:
 
     Args:
         fixed_s: the deployment's limit; ``None`` measures.
-        cold_s: limit of the first two chunks of a size; the first may have to prepare kernels and
-            counts for none.
+        cold_s: what the first two chunks of a size may take at least; the first may have to
+            prepare kernels and counts for none.
     """
 
     def __init__(self, fixed_s: float | None, cold_s: float) -> None:
@@ -262,9 +263,9 @@ class ChunkLimit:
 
     def seconds(self, size: tuple[int, int]) -> float:
         """The limit of the next chunk of a session of this height and width, in seconds."""
-        if self._fixed_s is not None:
-            return self._fixed_s
         slowest_s = self._slowest_s.get(size)
+        if self._fixed_s is not None:
+            return self._fixed_s if slowest_s else max(self._fixed_s, self._cold_s)
         return max(SHORTEST_LIMIT_S, SLOWEST_CHUNKS * slowest_s if slowest_s else self._cold_s)
 
     def observe(self, size: tuple[int, int], chunk_s: float) -> None:

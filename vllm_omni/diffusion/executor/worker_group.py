@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker, util
@@ -127,25 +127,45 @@ class WorkerGroup:
         Raises:
             WorkerFailedError: if a rank has ended or the deadline has passed.
         """
+        return self.receive_any([rank], deadline_s=deadline_s, doing=doing)[1]
+
+    def receive_any(
+        self, ranks: Sequence[int], *, deadline_s: float, doing: str
+    ) -> tuple[int, Reply]:
+        """Wait for the next reply of any of some ranks, with an eye on all ranks.
+
+        Args:
+            ranks: whose replies are wanted, rising; of several that have spoken, the first is read.
+            deadline_s: of ``time.monotonic()``.
+            doing: what the workers were asked for, for the error.
+
+        Returns:
+            The rank that spoke, and what it said.
+
+        Raises:
+            WorkerFailedError: if a rank has ended or the deadline has passed.
+        """
         with self._conversation():
-            pipe = self._workers[rank].pipe
-            watched = [pipe, *(worker.process.sentinel for worker in self._workers)]
+            pipes = {rank: self._workers[rank].pipe for rank in ranks}
+            watched = [*pipes.values(), *(worker.process.sentinel for worker in self._workers)]
             ready = wait(watched, max(0.0, deadline_s - time.monotonic()))
             if not ready:
+                silent = ", ".join(map(str, ranks))
                 raise WorkerFailedError(
-                    f"rank {rank} of {self.world_size} did not finish {doing} in time; raise "
+                    f"rank {silent} of {self.world_size} did not finish {doing} in time; raise "
                     "chunk_timeout_s or stage_init_timeout if the machine is that slow"
                 )
-            if pipe not in ready:
+            speaker = next((rank for rank, pipe in pipes.items() if pipe in ready), None)
+            if speaker is None:
                 raise self._loss()
             try:
-                reply = pipe.recv()
+                reply = pipes[speaker].recv()
             except (EOFError, OSError):
                 raise self._loss() from None
             if isinstance(reply, Lost):
-                self._reasons[rank] = reply.reason
+                self._reasons[speaker] = reply.reason
                 raise self._loss()
-            return reply
+            return speaker, reply
 
     def read_pixels(self, shape: tuple[int, ...], dtype: str) -> Shaped[np.ndarray, "..."]:
         """Return a copy of what the root has put into the memory.

@@ -242,7 +242,7 @@ def _join(task: WorkerTask) -> ParallelState | None:
             rendezvous=task.rendezvous,
             backend=platform.collective_backend,
             device=device,
-            timeout_s=config.chunk_timeout_s or config.stage_init_timeout_s,
+            timeout_s=max(config.chunk_timeout_s or 0.0, config.stage_init_timeout_s),
         )
     )
     check_exchange(UlyssesExchange(state.sequence), dtype=torch.bfloat16, device=device)
