@@ -269,7 +269,8 @@ class OmniDiffusionConfig:
         "implementation of the attention", "--diffusion-attention-backend",
         aliases="diffusion_attention_backend")] = "auto"
     chunk_timeout_s: Annotated[Seconds | None, setting(
-        "limit of a chunk", unsaid="10 x the slowest warm chunk of the size, at least 60")] = None
+        "limit of a chunk; the first two of a size have at least stage_init_timeout",
+        unsaid="10 x the slowest warm chunk of the size, at least 60")] = None
     stage_init_timeout_s: Annotated[Seconds, setting(
         "seconds for a worker to start; begins anew while weights arrive", "--stage-init-timeout",
         key="stage_init_timeout")] = 300.0

@@ -1,5 +1,6 @@
 """Reads safetensors shards straight into parameters: no second copy of the model in memory."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,6 +59,28 @@ def loading_told(tell: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _told.reset(token)
+
+
+@contextmanager
+def telling() -> Iterator[None]:
+    """Tell about once a second, in the block, that weights arrive.
+
+    It is for a library that loads them and says nothing meanwhile; whether it hangs cannot be seen.
+    Only the thread of this function tells in the block.
+    """
+    tell, ended = _told.get(), threading.Event()
+
+    def tell_on() -> None:
+        while not ended.wait(_TOLD_EVERY_S):
+            tell()
+
+    thread = threading.Thread(target=tell_on, name="vllm-omni-loading", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class LoadProgress:

@@ -1,6 +1,7 @@
 """Prompts: padding, the length limit, the cache, and checkpoints that do not fit."""
 
 import shutil
+import threading
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import UMT5EncoderModel
 
 from tests.helpers.tiny import tiny_checkpoint_dir
+from vllm_omni.diffusion.models import loader
 from vllm_omni.diffusion.models.lingbot_world.text import TEXT_TOKENS, TextEncoder
 from vllm_omni.errors import CheckpointError
 
@@ -163,3 +165,17 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, change):
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
         TextEncoder.load(tmp_path / "model", dtype=torch.float32, device=CPU)
+
+
+def test_a_long_load_of_the_encoder_tells_that_it_goes_on(monkeypatch):
+    told, load = threading.Semaphore(0), UMT5EncoderModel.from_pretrained
+
+    def slow_load(*args, **kwargs):
+        assert all(told.acquire(timeout=10) for _ in range(3)), "nothing was told"
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(loader, "_TOLD_EVERY_S", 0.01)
+    monkeypatch.setattr(UMT5EncoderModel, "from_pretrained", slow_load)
+    with loader.loading_told(told.release):
+        TextEncoder.load(tiny_checkpoint_dir(), dtype=torch.float32, device=CPU)
+        assert "vllm-omni-loading" not in {thread.name for thread in threading.enumerate()}

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, 
 from transformers.utils import logging as transformers_logging
 
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup, is_root
-from vllm_omni.diffusion.models.loader import module_bytes
+from vllm_omni.diffusion.models.loader import module_bytes, telling
 from vllm_omni.errors import CheckpointError
 from vllm_omni.logger import get_logger
 
@@ -69,7 +69,7 @@ class TextEncoder:
             tokenizer = AutoTokenizer.from_pretrained(model / "tokenizer", local_files_only=True)
         if is_root():
             logger.info("loading text_encoder")
-        with _loading("text_encoder"):
+        with _loading("text_encoder"), telling():
             loaded: Any = UMT5EncoderModel.from_pretrained(
                 model / "text_encoder", dtype=dtype, local_files_only=True, output_loading_info=True
             )
