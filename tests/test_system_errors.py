@@ -2,10 +2,11 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
-from vllm_omni.system_errors import is_refusal, reason, sentence
+from vllm_omni.system_errors import expand_home, is_refusal, reason, sentence
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -43,3 +44,10 @@ def test_what_the_system_says_of_a_file():
         os.listdir("/dev/null/x")
     assert sentence(caught.value) == "'/dev/null/x': Not a directory"
     assert reason(caught.value) == "Not a directory"
+
+
+def test_home_of_the_caller_and_of_nobody():
+    assert expand_home("~/a") == Path.home() / "a"
+    assert expand_home("a/~") == Path("a/~")
+    with pytest.raises(OSError, match=r"Could not determine home .*'~no_such_user/a'"):
+        expand_home("~no_such_user/a")

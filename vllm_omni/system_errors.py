@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 _ADVICE = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -32,6 +33,18 @@ def reason(error: BaseException) -> str:
     text = error.strerror or str(error) or type(error).__name__
     advice = _ADVICE.get(error.errno or 0)
     return f"{text}; {advice}" if advice else text
+
+
+def expand_home(path: str | Path) -> Path:
+    """Replace the ``~`` or ``~name`` that a path begins with by that user's home.
+
+    Raises:
+        OSError: if nobody knows where that is.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, str(error), str(path)) from None
 
 
 def sentence(error: BaseException) -> str:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from vllm_omni.errors import ConfigError
-from vllm_omni.system_errors import reason
+from vllm_omni.system_errors import expand_home, reason
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
@@ -43,13 +43,12 @@ def find_checkpoint(model: str) -> Path:
     require_model(model)
     try:
         return _found(model)
-    except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows where ~ is.
-        why = reason(error) if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"model {model!r} cannot be read: {why}") from None
+    except OSError as error:
+        raise ConfigError(f"model {model!r} cannot be read: {reason(error)}") from None
 
 
 def _found(model: str) -> Path:
-    path = Path(model).expanduser()
+    path = expand_home(model)
     if path.is_dir():
         return path
     if model == _TOY_WORLD:

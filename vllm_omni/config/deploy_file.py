@@ -13,7 +13,7 @@ from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import ConfigError, ConfigNotFoundError
 from vllm_omni.other_keys import TOP_KEYS
 from vllm_omni.setting import PARALLEL, Setting, Text, names, no_effect_notes
-from vllm_omni.system_errors import sentence
+from vllm_omni.system_errors import expand_home, sentence
 from vllm_omni.wording import one_of, shown
 
 PACKAGED_DIR = Path(__file__).resolve().parents[1] / "deploy"
@@ -85,8 +85,6 @@ def load_deploy_file(name: str | Path) -> DeployFile:
         raise
     except OSError as error:
         raise ConfigError(f"deploy config {sentence(error)}") from None
-    except RuntimeError as error:  # Nobody knows where ~ is.
-        raise ConfigError(f"deploy config {str(name)!r}: {error}") from None
     tree = _checked(raw, TOP, str(path))
     return DeployFile(
         path,
@@ -130,7 +128,7 @@ def _platform_stages(platforms: Node, path: Path) -> dict[str, Node]:
 
 def find_deploy_file(path: Path) -> Path:
     """The file itself, or the packaged one of the same bare name."""
-    candidates = [path.expanduser()]
+    candidates = [expand_home(path)]
     if path.name == str(path):
         candidates.append(PACKAGED_DIR / path)
     for candidate in candidates:

@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
@@ -23,7 +22,7 @@ from vllm_omni.diffusion.geometry import VideoGeometry, chunks_of
 from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import ConfigError, ConfigTypeError, InvalidRequestError
 from vllm_omni.setting import Positive, Text, names, setting
-from vllm_omni.system_errors import reason
+from vllm_omni.system_errors import expand_home, reason
 from vllm_omni.wording import refuse
 
 ENGINE_PATH = "vllm_omni.experimental.ar_diffusion.engine.ARDiffusionEngine"
@@ -271,12 +270,10 @@ def _action_root(root: str | None) -> str | None:
     if root is None:
         return None
     try:
-        directory = Path(root).expanduser()
+        directory = expand_home(root)
         if not directory.is_dir():
             raise ConfigError(f"lingbot_action_root {root!r} is not a directory")
         with os.scandir(directory):
             return str(directory)
     except OSError as error:
         raise ConfigError(f"lingbot_action_root {root!r}: {reason(error)}") from None
-    except RuntimeError as error:  # Nobody knows where ~ is.
-        raise ConfigError(f"lingbot_action_root {root!r}: {error}") from None
