@@ -5,12 +5,11 @@ import hmac
 import ipaddress
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.entrypoints.server.http_errors import error_body
+from vllm_omni.entrypoints.server.http_errors import error_answer
 from vllm_omni.logger import get_logger
 from vllm_omni.wording import shown
 
@@ -49,18 +48,20 @@ class AccessControl:
         headers = Headers(scope=scope)
         refusal = None
         if scope["path"] not in _PROBES and not self._host_allowed(headers):
-            refusal = (403, _refused_host(headers["host"]))
+            refusal = (_FORBIDDEN, _refused_host(headers["host"]))
         elif scope["path"].startswith("/v1") and not self._has_key(scope, headers):
-            refusal = (401, "a valid API key is required: Authorization: Bearer KEY")
+            refusal = (_UNAUTHORIZED, "a valid API key is required: Authorization: Bearer KEY")
         elif _changes_something(scope) and not self._origin_allowed(headers):
-            refusal = (403, _refused_origin(headers["origin"]))
+            refusal = (_FORBIDDEN, _refused_origin(headers["origin"]))
         if refusal is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             socket = WebSocket(scope, receive, send)
-            await socket.send_denial_response(_answer(_FORBIDDEN, refusal[1]))
+            await socket.send_denial_response(error_answer(_FORBIDDEN, refusal[1]))
         else:
-            await _answer(*refusal)(scope, receive, send)
+            status, message = refusal
+            headers = {"WWW-Authenticate": _SCHEME.title()} if status == _UNAUTHORIZED else {}
+            await error_answer(status, message, headers=headers)(scope, receive, send)
 
     def _has_key(self, scope: Scope, headers: Headers) -> bool:
         if not self._config.api_keys:
@@ -145,11 +146,6 @@ def is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _answer(status: int, message: str) -> JSONResponse:
-    headers = {"WWW-Authenticate": _SCHEME.title()} if status == _UNAUTHORIZED else None
-    return JSONResponse(error_body(status, message), status, headers=headers)
 
 
 def _keys_of_headers(values: list[str]) -> list[bytes]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -78,10 +80,9 @@ def message_of(error: BaseException) -> str:
 
 
 def error_response(error: BaseException) -> JSONResponse:
-    """``{"error": {"message", "type", "param", "code"}}`` with the status of the failure."""
-    status = status_of(error)
-    return _answer(
-        status,
+    """Answer with the status, the message and the field of a failure."""
+    return error_answer(
+        status_of(error),
         message_of(error),
         kind=error.code if isinstance(error, OmniError) else None,
         field=error.field if isinstance(error, InvalidRequestError | HttpRefusalError) else None,
@@ -103,6 +104,22 @@ def error_body(
     }
 
 
+def error_answer(
+    status: int,
+    message: str,
+    *,
+    kind: str | None = None,
+    field: str | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> JSONResponse:
+    """Answer with :func:`error_body`, the id of the request, and any other headers."""
+    # The id is set here, too: what the framework catches last is answered outside all middleware.
+    sent = {**headers, HEADER: current_request_id()}
+    if status == _UNAVAILABLE:
+        sent["Retry-After"] = _RETRY_AFTER_S
+    return JSONResponse(error_body(status, message, kind=kind, field=field), status, headers=sent)
+
+
 async def answer_http_exception(_: Request, error: Exception) -> JSONResponse:
     """The answer where the framework refuses: no such route, or not by this method."""
     assert isinstance(error, HTTPException), "registered for this class"
@@ -110,7 +127,7 @@ async def answer_http_exception(_: Request, error: Exception) -> JSONResponse:
     text = error.detail
     if error.status_code == _METHOD_NOT_ALLOWED and "Allow" in headers:
         text = f"{text}; this route takes {headers['Allow']}"
-    return JSONResponse(error_body(error.status_code, text), error.status_code, headers=headers)
+    return error_answer(error.status_code, text, headers=headers)
 
 
 async def answer_wrong_parameters(_: Request, error: Exception) -> JSONResponse:
@@ -119,7 +136,7 @@ async def answer_wrong_parameters(_: Request, error: Exception) -> JSONResponse:
     first = problem(error.errors()[0])
     place, *path = first.path
     field = ".".join(path) or place
-    return JSONResponse(error_body(_UNPROCESSABLE, f"{field}: {first.text}", field=field), 422)
+    return error_answer(_UNPROCESSABLE, f"{field}: {first.text}", field=field)
 
 
 class OneErrorShape:
@@ -157,7 +174,7 @@ def _is_plain_error(message: Message) -> bool:
 
 def _in_shape(begun: Message, text: str) -> JSONResponse:
     status = begun["status"]
-    answer = JSONResponse(error_body(status, text or HTTPStatus(status).phrase), status)
+    answer = error_answer(status, text or HTTPStatus(status).phrase)
     for name, value in Headers(raw=begun["headers"]).items():
         if not name.startswith("content-") or name == "content-range":
             answer.headers[name] = value
@@ -167,17 +184,6 @@ def _in_shape(begun: Message, text: str) -> JSONResponse:
 async def answer_error(_: Request, error: Exception) -> JSONResponse:
     """The answer of any route to what it raises; of a fault the log has the traceback."""
     return error_response(error)
-
-
-def _answer(
-    status: int, message: str, *, kind: str | None = None, field: str | None = None
-) -> JSONResponse:
-    # Here, since what the framework catches last is answered outside of all middleware.
-    headers = {HEADER: current_request_id()}
-    if status == _UNAVAILABLE:
-        headers["Retry-After"] = _RETRY_AFTER_S
-    body = error_body(status, message, kind=kind, field=field)
-    return JSONResponse(body, status, headers=headers)
 
 
 def _kind(status: int) -> str:

@@ -7,12 +7,12 @@ from functools import lru_cache
 from importlib.resources import files
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.utils.scenes import SCENES, first_picture
-from vllm_omni.entrypoints.server.http_errors import error_body
+from vllm_omni.entrypoints.server.http_errors import error_answer
 from vllm_omni.errors import InvalidRequestError
 
 MEDIA_TYPES = {
@@ -105,8 +105,7 @@ def _scene(request: Request) -> Response:
     try:
         height, width = _scene_size(request)
     except InvalidRequestError as error:
-        body = error_body(400, str(error), field=error.field)
-        return JSONResponse(body, 400, headers=SECURITY_HEADERS)
+        return error_answer(400, str(error), field=error.field, headers=SECURITY_HEADERS)
     headers = SECURITY_HEADERS | {"Cache-Control": "max-age=86400"}
     return Response(_scene_png(name, height, width), media_type="image/png", headers=headers)
 
@@ -132,4 +131,4 @@ def _scene_png(name: str, height: int, width: int) -> bytes:
 
 
 def _not_found() -> Response:
-    return JSONResponse(error_body(404, "Not Found"), 404, headers=SECURITY_HEADERS)
+    return error_answer(404, "Not Found", headers=SECURITY_HEADERS)
