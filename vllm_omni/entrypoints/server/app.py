@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Iterator
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI, WebSocket
+from fastapi import APIRouter, FastAPI, WebSocket
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -76,6 +77,14 @@ def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
     app.add_middleware(RequestIds)
 
 
+def _answer_head(router: APIRouter) -> None:
+    """Let HEAD ask whatever GET asks."""
+    for route in router.routes:
+        methods = route.methods if isinstance(route, APIRoute) else None
+        if methods and "GET" in methods:
+            methods.add("HEAD")
+
+
 def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
     """The application; it starts nothing, and serves before the engine is ready."""
     limits = timers or Timers()
@@ -101,11 +110,12 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
     app.add_exception_handler(Exception, answer_error)
     _add_middleware(app, state.config)
     routers = (operations_router(state), videos_router(state))
-    schema = describe(routers, title=TITLE, needs_key=bool(state.config.api_keys))
-    app.openapi = lambda: schema  # The framework's way to have a schema of one's own.
     if state.config.api_page:
+        schema = describe(routers, title=TITLE, needs_key=bool(state.config.api_keys))
+        app.openapi = lambda: schema  # The framework's way to have a schema of one's own.
         app.router.routes.append(api_page_route(schema))
     for router in routers:
+        _answer_head(router)  # After its description, which does not repeat GET as HEAD.
         app.include_router(router)
 
     if state.config.web_page:

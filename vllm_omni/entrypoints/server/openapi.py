@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
+from fastapi import APIRouter
+from fastapi.openapi.utils import get_openapi
 
 from vllm_omni import __version__
 
@@ -118,17 +118,13 @@ _SYNC_HEADERS = (
 
 
 def describe(routers: Iterable[APIRouter], *, title: str, needs_key: bool) -> dict[str, Any]:
-    """Describe the routes of an application, and let HEAD ask whatever GET asks.
+    """Describe the routes of an application.
 
     Args:
-        routers: not yet part of the application. Their routes take HEAD from here on, which the
-            schema does not repeat.
         needs_key: whether the routes below ``/v1`` need a key.
     """
-    described = FastAPI(title=title, version=__version__)
-    for router in routers:
-        described.include_router(router)
-    schema = described.openapi()
+    routes = [route for router in routers for route in router.routes]
+    schema = get_openapi(title=title, version=__version__, routes=routes)
     _add_components(schema)
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
@@ -136,10 +132,6 @@ def describe(routers: Iterable[APIRouter], *, title: str, needs_key: bool) -> di
             if path.startswith("/v1"):
                 operation["security"] = [{"bearer": []}] if needs_key else [{}, {"bearer": []}]
     _describe_answers(schema["paths"])
-    for route in (route for router in routers for route in router.routes):
-        methods = route.methods if isinstance(route, APIRoute) else None
-        if methods and "GET" in methods:
-            methods.add("HEAD")
     return schema
 
 
