@@ -4,10 +4,12 @@ import json
 import logging
 import multiprocessing
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
 from vllm_omni.logger import (
+    OnceAMinute,
     adopt,
     configure_logging,
     get_logger,
@@ -165,3 +167,10 @@ def test_a_wrong_key_is_hidden_too(capsys):
     get_logger("vllm_omni.part").info("GET /?api_key=wrong&x=1 Authorization: bearer other")
     assert "?api_key=***&x=1" in (written := capsys.readouterr().err)
     assert "other" not in written
+
+
+def test_a_line_once_a_minute(monkeypatch):
+    clock = iter([5.0, 5.1, 64.9, 65.0, 65.1, 130.0])
+    monkeypatch.setattr("vllm_omni.logger.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    line = OnceAMinute()
+    assert [line.is_due() for _ in range(6)] == [True, False, False, True, False, True]

@@ -17,7 +17,7 @@ from vllm_omni.system_errors import reason
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 _PACKAGE = "vllm_omni"
-_TELL_AGAIN_S = 60.0
+_MINUTE_S = 60.0
 _HIDDEN = "***"
 _SHORTEST_SECRET = 4
 """A shorter one would be found in half of all words."""
@@ -41,6 +41,21 @@ init_logger = get_logger
 """The name that users of the public package import."""
 
 
+class OnceAMinute:
+    """Limits a line that could be due very often to one a minute."""
+
+    def __init__(self) -> None:
+        self._said_s = -_MINUTE_S
+
+    def is_due(self) -> bool:
+        """Tell whether to write the line, which then counts as written."""
+        now_s = time.monotonic()
+        if now_s - self._said_s < _MINUTE_S:
+            return False
+        self._said_s = now_s
+        return True
+
+
 class LogFile(logging.FileHandler):
     """A file for log lines. When it cannot be written, one line a minute on stderr says so.
 
@@ -51,7 +66,7 @@ class LogFile(logging.FileHandler):
     def __init__(self, file: str) -> None:
         super().__init__(file, encoding="utf-8", errors="backslashreplace")
         self.failure: OSError | None = None
-        self._told_s = -_TELL_AGAIN_S
+        self._tells = OnceAMinute()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line and forget the failure of the line before."""
@@ -72,8 +87,7 @@ class LogFile(logging.FileHandler):
             super().handleError(record)
             return
         self.failure = error
-        if time.monotonic() - self._told_s > _TELL_AGAIN_S:
-            self._told_s = time.monotonic()
+        if self._tells.is_due():
             print(f"log lines are lost: {self.baseFilename!r}: {reason(error)}", file=sys.stderr)
 
 

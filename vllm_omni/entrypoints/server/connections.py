@@ -8,11 +8,10 @@ the longest debtor first, as soon as somebody else needs the place.
 from __future__ import annotations
 
 import resource
-import time
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
-from vllm_omni.logger import get_logger
+from vllm_omni.logger import OnceAMinute, get_logger
 
 logger = get_logger(__name__)
 
@@ -22,7 +21,6 @@ _MOST_DESCRIPTORS = 65_536
 """More than any machine serves; some programs walk over all that they may have."""
 _ACCEPTED_SHARE = 16
 _MOST_ACCEPTED = 100
-_LOG_PERIOD_S = 60.0
 
 
 class Debt(Enum):
@@ -59,7 +57,7 @@ class OpenConnections:
         self._debts: dict[Connection, Debt] = {}
         self._debtors: dict[Connection, None] = {}
         self._cut_off = self._refused = 0
-        self._logged_s = -_LOG_PERIOD_S
+        self._tells = OnceAMinute()
 
     def __len__(self) -> int:
         return len(self._debts)
@@ -104,14 +102,12 @@ class OpenConnections:
 
     def _log(self) -> None:
         """One line a minute, however many connections come."""
-        if time.monotonic() - self._logged_s < _LOG_PERIOD_S:
-            return
-        self._logged_s = time.monotonic()
-        logger.warning(
-            "%d connections are open, which is the limit (half of the descriptors, ulimit -n): %d "
-            "that owed a request were cut off, %d were refused since the start",
-            *(self.limit, self._cut_off, self._refused),
-        )
+        if self._tells.is_due():
+            logger.warning(
+                "%d connections are open, which is the limit (half of the descriptors, ulimit -n): "
+                "%d that owed a request were cut off, %d were refused since the start",
+                *(self.limit, self._cut_off, self._refused),
+            )
 
 
 def raise_descriptor_limit() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from functools import partial
 from http import HTTPStatus
 from pathlib import PurePath
@@ -14,7 +13,7 @@ from starlette.types import ASGIApp
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.server.connections import OpenConnections, connection_limit
 from vllm_omni.entrypoints.server.wire_protocols import HttpProtocol, VideoSocketProtocol
-from vllm_omni.logger import adopt
+from vllm_omni.logger import OnceAMinute, adopt
 
 _KEEP_ALIVE_S = 5
 """How long a connection may be idle after an answer."""
@@ -23,9 +22,6 @@ _PING_TIMEOUT_S = 120.0
 """Longer than the stall limit, so that a client who is slow is told so instead of cut off."""
 _GRACEFUL_SHARE = 0.2
 """Part of the shutdown limit that is left for open connections once the sessions have ended."""
-
-
-_REPEAT_S = 60.0
 _NO_DESCRIPTORS = "socket.accept() out of system resource"
 _NO_DESCRIPTORS_TEXT = (
     "no descriptor is left to accept a connection with; trying again every second (ulimit -n)"
@@ -108,15 +104,14 @@ class _NoDescriptors(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said_s = -_REPEAT_S
+        self._tells = OnceAMinute()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether to keep a line of the event loop's log."""
         if not record.getMessage().startswith(_NO_DESCRIPTORS):
             return True
-        if time.monotonic() - self._said_s < _REPEAT_S:
+        if not self._tells.is_due():
             return False
-        self._said_s = time.monotonic()
         record.msg, record.args, record.exc_info = _NO_DESCRIPTORS_TEXT, (), None
         return True
 
