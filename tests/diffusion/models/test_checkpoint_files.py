@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.other_user import needs_root, refusal_to_another_user
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni.config.resolve import resolve
 from vllm_omni.errors import CheckpointError
@@ -138,7 +139,7 @@ def test_all_missing_shards_are_named(model):
     assert all(f"text_encoder/{name}" in said for name in names)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="changes the user, as only root can")
+@needs_root
 @pytest.mark.parametrize("name", ["vae", "text_encoder/model.safetensors", "tokenizer"])
 def test_files_that_are_closed_to_us(name):
     """A private checkpoint: looked at in a process of another user."""
@@ -146,24 +147,7 @@ def test_files_that_are_closed_to_us(name):
         Path(folder).chmod(0o755)
         model = shutil.copytree(tiny_checkpoint_dir(), Path(folder) / "model")
         (model / name).chmod(0)
-        said = what_another_user_reads(model)
+        resolve(str(model))  # Root may; and everything is imported.
+        said = refusal_to_another_user(lambda: resolve(str(model)), CheckpointError)
     assert "Permission denied" in said
     assert name in said
-
-
-def what_another_user_reads(model) -> str:
-    resolve(str(model))  # Root may; and everything is imported.
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setuid(54321)
-            resolve(str(model))
-        except CheckpointError as error:
-            os.write(write, str(error).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        return pipe.read()

@@ -1,12 +1,12 @@
 """What the server needs of the machine is tried before anything starts, and named."""
 
-import os
 import resource
 from dataclasses import replace
 
 import pytest
 
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
+from tests.helpers.other_user import needs_root, refusal_to_another_user
 from vllm_omni.config.resolve import resolve
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.entrypoints.server import start_checks
@@ -67,21 +67,11 @@ def test_shared_memory_that_nccl_needs(resolved, tmp_path, monkeypatch):
         check_machine(replace(resolved, config=config))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="changes the user, as only root can")
+@needs_root
 def test_too_few_processes():
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setuid(54321)
-            resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))
-            start_checks._try("none", lambda: start_checks._start_threads(1))
-        except ConfigError as error:
-            os.write(write, str(error).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        said = pipe.read()
+    def start_a_thread():
+        resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))
+        start_checks._try("none", lambda: start_checks._start_threads(1))
+
+    said = refusal_to_another_user(start_a_thread, ConfigError)
     assert said.startswith("none: can't start new thread; raise the limit of processes")
