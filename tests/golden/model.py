@@ -13,14 +13,11 @@ from safetensors.torch import save_file
 from tests.golden.archive import Archive, RecipeError
 from tests.golden.recipe import Keys
 from tests.golden.taps import RecordingAttention
-from tests.helpers.model_builders import fragment
+from tests.helpers.model_builders import fragment, transformer_parts
 from vllm_omni.diffusion.data import KVCacheConfig
-from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.layers.linear import PlainLinearMethod
 from vllm_omni.diffusion.models.checkpoint_files import read_json
-from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
 from vllm_omni.diffusion.models.lingbot_world.load import load_transformer
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
@@ -81,14 +78,7 @@ class Model:
         self, dtype: torch.dtype, attention: RecordingAttention, parallel: ParallelState
     ) -> CausalLingBotWorldTransformer3DModel:
         """The product's transformer of this rank, its weights read from a folder."""
-        parts = LayerParts(
-            config=self.config,
-            dtype=dtype,
-            linear=PlainLinearMethod(),
-            backend=attention,
-            tensor_parallel=parallel.tensor,
-            exchange=UlyssesExchange(parallel.sequence),
-        )
+        parts = transformer_parts(self.config, backend=attention, dtype=dtype, parallel=parallel)
         if self.checkpoint is not None:
             return load_transformer(self.checkpoint, parts, _CPU)
         with tempfile.TemporaryDirectory(prefix="golden-weights-") as scratch:
