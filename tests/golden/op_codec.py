@@ -120,7 +120,7 @@ def decode(job: Job) -> list[Run]:
     made = {f"pixels/{call}": video for call, video in enumerate(pixels)}
     made |= {f"uint8/{call}": to_uint8(video) for call, video in enumerate(pixels)}
     made |= {f"float/{call}": to_float(video) for call, video in enumerate(pixels)}
-    return [Run(f"{ranks} ranks, rank {job.parallel.control.rank}" if ranks > 1 else "", made)]
+    return [Run(job.rank, made)]
 
 
 def to_bytes(job: Job) -> list[Run]:

@@ -40,10 +40,10 @@ def rollout(job: Job) -> list[Run]:
     where there are several ranks), ``text_key/L``, ``text_value/L``, ``tap/C/S/NAME``.
     """
     plan = _RolloutPlan.read(job)
-    runs = []
-    for layout, scattered in _LAYOUTS.items():
-        runs.append(Run(_label(layout, job.parallel), _Rollout(plan, job, scattered).run()))
-    return runs
+    return [
+        Run(_label(layout, job), _Rollout(plan, job, scattered).run())
+        for layout, scattered in _LAYOUTS.items()
+    ]
 
 
 def forwards(job: Job) -> list[Run]:
@@ -60,7 +60,7 @@ def forwards(job: Job) -> list[Run]:
     job.keys.optional("ranks")
     job.keys.done()
     return [
-        Run(_label(layout, job.parallel), _Forwards(model, dtype, job, scattered).run(calls))
+        Run(_label(layout, job), _Forwards(model, dtype, job, scattered).run(calls))
         for layout, scattered in _LAYOUTS.items()
     ]
 
@@ -303,6 +303,5 @@ def _geometry(latents: torch.Tensor) -> VideoGeometry:
     return VideoGeometry(*(SPATIAL_FACTOR * side for side in latents.shape[-2:]))
 
 
-def _label(layout: str, parallel: ParallelState) -> str:
-    group = parallel.sequence
-    return layout if group.size == 1 else f"{layout}, rank {group.rank} of {group.size}"
+def _label(layout: str, job: Job) -> str:
+    return f"{layout}, {job.rank}" if job.rank else layout

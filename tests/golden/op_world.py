@@ -42,7 +42,7 @@ def world(job: Job) -> list[Run]:
     config = _config(job, model, ranks, keys.take("model_config"), sessions=1)
     keys.done()
     made = _Rollouts(config, job).run({"": replace(request, live=poses)}, None)[""]
-    return [Run(f"rank {job.parallel.control.rank} of {ranks}" if ranks > 1 else "", made)]
+    return [Run(job.rank, made)]
 
 
 def sessions(job: Job) -> list[Run]:

@@ -149,6 +149,12 @@ class Job:
         wanted = frozenset(recipe.outputs.values())
         return cls(recipe, archive, Keys(recipe.values, recipe.name), wanted, parallel)
 
+    @property
+    def rank(self) -> str:
+        """Which rank of how many this is, in words; empty where there is one."""
+        group = self.parallel.control
+        return f"rank {group.rank} of {group.size}" if group.size > 1 else ""
+
     def dtype(self) -> torch.dtype:
         """The kind of floats to compute in, which the recipe has to say."""
         said = self.keys.dtype()
