@@ -1,6 +1,6 @@
 """Replay golden arrays through the package's public classes and judge every one of them.
 
-    python -m tests.golden.replay DIR [--set NAME ...] [--threads N] [--quiet]
+    python -m tests.golden.replay DIR [--set NAME ...] [--threads N] [--quiet] [--fail-fast]
 
 DIR holds ``arrays/``, ``inputs/`` and a checkpoint. What makes an array is said by the recipes of
 its set; ``tests/golden/README.md`` is their format. Per array: status, name, largest absolute
