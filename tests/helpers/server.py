@@ -54,17 +54,21 @@ class RealServer(OnLoopback):
         command += [] if deploy is None else ["--deploy-config", str(deploy)]
         command += ["--host", "127.0.0.1", "--port", str(self.port), *flags]
         packages = {} if python_path is None else {"PYTHONPATH": str(python_path)}
-        self._log = log.open("wb")
-        self._began_s = time.monotonic()
+        # Two threads that wait for each other on a busy machine take many times as long.
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **packages}
+        self._command, self._log = command, log.open("wb")
+        self.start()
+
+    def start(self) -> None:
+        """Start it, perhaps once more on the same port."""
+        self._began_s, self.ready_s = time.monotonic(), 0.0
         self.process = subprocess.Popen(
-            command,
+            self._command,
             cwd=ROOT,
-            # Two threads that wait for each other on a busy machine take many times as long.
-            env={**os.environ, "OMP_NUM_THREADS": "1", **packages},
+            env=self._environment,
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        self.ready_s = 0.0
 
     @property
     def log(self) -> str:
@@ -125,6 +129,12 @@ class RealServer(OnLoopback):
         """Send SIGTERM; the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(patience_s)
+
+    def kill(self) -> None:
+        """End all its processes at once, as an out-of-memory killer does."""
+        for process in (self.api, *self.api.children(recursive=True)):
+            process.kill()
+        self.process.wait()
 
     def end(self) -> None:
         """End it if it still runs; its whole family must be gone afterwards."""

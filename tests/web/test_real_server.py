@@ -9,8 +9,8 @@ import av
 import pytest
 
 from tests.helpers import drawn_world
+from tests.helpers.server import RealServer, real_server
 from tests.web.browser import BUILD, DESKTOP, browser, requires_chromium
-from tests.web.real_server import RealServer
 
 __all__ = ["browser"]
 
@@ -23,25 +23,23 @@ PATIENCE_MS = 40_000
 
 
 @pytest.fixture(scope="module")
-def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     home = drawn_world.write_home(tmp_path_factory.mktemp("serve"))
-    server = RealServer(
-        home / "model", home / "log", deploy=home / "deploy.yaml", packages=home / "package"
-    )
-    server.start()
-    yield server
-    server.kill()
+    with real_server(
+        model=home / "model", deploy=home / "deploy.yaml", python_path=home / "package"
+    ) as running:
+        yield running
 
 
 @pytest.fixture
-def page(browser, real_server):
+def page(browser, server):
     context = browser.new_context(viewport=DESKTOP)
     context.set_default_timeout(PATIENCE_MS)
     opened = context.new_page()
     opened.errors = []
     opened.on("pageerror", lambda error: opened.errors.append(str(error)))
     opened.on("console", lambda m: opened.errors.append(m.text) if m.type == "error" else None)
-    answer = opened.goto(real_server.url)
+    answer = opened.goto(server.address)
     assert answer.status == 200
     opened.wait_for_function("() => document.getElementById('width').value === '96'")
     yield opened
@@ -101,13 +99,14 @@ def test_a_size_that_does_not_fit_is_answered_by_one_that_does(page):
     assert page.errors == []
 
 
-def test_killed_server_comes_back(page, real_server):
+def test_killed_server_comes_back(page, server):
     page.click("#start")
     page.wait_for_function("() => video.currentTime > 0.5")
-    real_server.kill()
+    server.kill()
     page.wait_for_selector("#alert >> text=The connection to the server was lost.")
     page.screenshot(path=BUILD / "web-real-error.png")
-    real_server.start()
+    server.start()
+    server.wait_ready()
     page.wait_for_function("() => log.textContent.includes('The server is back')")
     page.wait_for_selector("#status[data-state=running]")
     known = "ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|503"

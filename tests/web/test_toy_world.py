@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from tests.helpers.server import RealServer, real_server
 from tests.web.browser import DESKTOP, browser, requires_chromium
-from tests.web.real_server import RealServer
 from vllm_omni.diffusion.utils.island import View, render
 from vllm_omni.diffusion.utils.scenes import MODEL, SCENES
 
@@ -109,11 +109,9 @@ class Walk:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    started = RealServer(MODEL, tmp_path_factory.mktemp("serve") / "log")
-    started.start()
-    yield started
-    started.kill()
+def server() -> Iterator[RealServer]:
+    with real_server(model=MODEL) as running:
+        yield running
 
 
 @pytest.fixture
@@ -123,7 +121,7 @@ def walk(browser, server) -> Iterator[Walk]:
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.add_init_script(SPY)
-    page.goto(server.url)
+    page.goto(server.address)
     page.wait_for_function("() => document.getElementById('width').value === '96'")
     page.evaluate("() => { document.getElementById('lead').value = '250'; }")
     page.click('[data-scene="day"]')
