@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from vllm_omni.benchmarks.workload import CHUNK_FRAMES
+from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES
 
 Number = float | int
 SMALL_SAMPLE = 20
@@ -53,7 +53,7 @@ class Basis:
     @property
     def chunk_video_ms(self) -> Number:
         """Playing time of a full chunk."""
-        return CHUNK_FRAMES / self.fps * 1000.0
+        return CHUNK_PIXEL_FRAMES / self.fps * 1000.0
 
     @property
     def deadline_ms(self) -> Number:
@@ -187,7 +187,7 @@ def _steady_intervals(chunks: Sequence[ChunkRecord], warmup_chunks: int) -> list
         for chunk in chunks
         if chunk.inter_arrival_ms is not None
         and chunk.index >= warmup_chunks
-        and chunk.num_frames >= CHUNK_FRAMES
+        and chunk.num_frames >= CHUNK_PIXEL_FRAMES
     ]
 
 
@@ -244,7 +244,7 @@ def aggregate_metrics(
         "underrun_count": sum(
             n for s in per_session for n in _numbers([_part(s, "playback")], "underrun_count")
         ),
-        "chunk_deadline_ms": CHUNK_FRAMES / fps * 1000.0,
+        "chunk_deadline_ms": CHUNK_PIXEL_FRAMES / fps * 1000.0,
     }
     if means:
         aggregate["steady_interval_ms_mean"] = statistics.fmean(means)

@@ -4,7 +4,6 @@ A rollout has 9 pixel frames in its first chunk and 12 in every later one; a chu
 frames, and the camera script names the keys held in each of them.
 """
 
-import base64
 import io
 import json
 import mimetypes
@@ -12,23 +11,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vllm_omni.client import address
+from vllm_omni.client.camera import KEYS
+from vllm_omni.diffusion.geometry import (
+    LATENT_FRAMES_PER_CHUNK,
+    PIXELS_PER_TOKEN,
+    chunk_pixel_frames,
+    chunks_of,
+    pixel_frames_of,
+)
 from vllm_omni.diffusion.utils.scenes import first_picture
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.bounds import PositiveInt
 from vllm_omni.inputs.checking import Message, validate
 
-LATENT_FRAMES_PER_CHUNK = 3
-TEMPORAL_FACTOR = 4
-FIRST_CHUNK_FRAMES = 9
-CHUNK_FRAMES = 12
-SIZE_STEP = 16
 DEFAULT_WARMUP_CHUNKS = 6
 DEFAULT_NUM_CHUNKS = 16
 DEFAULT_TRANSITION_CHUNKS = 3
 DEFAULT_SCENE = "day"
 DEFAULT_PROMPT = "The camera moves slowly forward through a calm, detailed scene."
 CAMERA_PATTERNS = ("forward", "hold", "orbit")
-KEYS = frozenset("wasdijkl")
 
 CameraScript = tuple[tuple[tuple[str, ...], ...], ...]
 """Keys held, by chunk and latent frame."""
@@ -84,8 +86,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name, side in (("width", self.width), ("height", self.height)):
-            if side < SIZE_STEP or side % SIZE_STEP:
-                raise WorkloadError(f"{name} must be a multiple of {SIZE_STEP}, got {side}")
+            if side < PIXELS_PER_TOKEN or side % PIXELS_PER_TOKEN:
+                raise WorkloadError(f"{name} must be a multiple of {PIXELS_PER_TOKEN}, got {side}")
         if len(self.camera_action_script) != self.num_chunks:
             raise WorkloadError(
                 f"camera_action_script has {len(self.camera_action_script)} chunks, the rollout "
@@ -113,7 +115,7 @@ def frames_for_chunks(num_chunks: int) -> int:
     """Pixel frames of ``num_chunks`` chunks: 9, 21, 33, ..."""
     if num_chunks < 1:
         raise WorkloadError(f"a rollout has at least 1 chunk, got {num_chunks}")
-    return (LATENT_FRAMES_PER_CHUNK * num_chunks - 1) * TEMPORAL_FACTOR + 1
+    return pixel_frames_of(num_chunks)
 
 
 def chunks_for_frames(num_frames: int) -> int:
@@ -122,15 +124,16 @@ def chunks_for_frames(num_frames: int) -> int:
     Raises:
         WorkloadError: the count is not 9 + 12k.
     """
-    extra = num_frames - FIRST_CHUNK_FRAMES
-    if extra < 0 or extra % CHUNK_FRAMES:
-        raise WorkloadError(f"a rollout has 9 + 12k frames (9, 21, 33, ...), got {num_frames}")
-    return 1 + extra // CHUNK_FRAMES
+    try:
+        return chunks_of(num_frames)
+    except InvalidRequestError:
+        text = f"a rollout has 9 + 12k frames (9, 21, 33, ...), got {num_frames}"
+        raise WorkloadError(text) from None
 
 
 def chunk_frame_count(index: int) -> int:
     """Pixel frames of chunk ``index`` (from 0)."""
-    return FIRST_CHUNK_FRAMES if index == 0 else CHUNK_FRAMES
+    return chunk_pixel_frames(index)
 
 
 def build_camera_script(pattern: str, num_chunks: int) -> CameraScript:
@@ -200,7 +203,8 @@ def _read_file(path: Path) -> dict[str, object]:
         reference = reference.get("image_url")
     image = values.pop("image", None) or reference
     if image is not None:
-        values["image"] = str(image) if _is_url(str(image)) else str(path.parent / str(image))
+        name = str(image)
+        values["image"] = name if address.is_url(name) else str(path.parent / name)
     return values
 
 
@@ -268,8 +272,8 @@ def image_url(image: str | None, *, width: int, height: int) -> str:
     if image is None:
         buffer = io.BytesIO()
         first_picture(DEFAULT_SCENE, height=height, width=width).save(buffer, format="PNG")
-        return _data_url("image/png", buffer.getvalue())
-    if _is_url(image):
+        return address.image_url(buffer.getvalue())
+    if address.is_url(image):
         return image
     path = Path(image).expanduser()
     if not path.is_file():
@@ -277,15 +281,7 @@ def image_url(image: str | None, *, width: int, height: int) -> str:
     kind = mimetypes.guess_type(path.name)[0] or ""
     if not kind.startswith("image/"):
         raise WorkloadError(f"{path} is not a picture by its name; use .png, .jpg or .webp")
-    return _data_url(kind, path.read_bytes())
-
-
-def _data_url(kind: str, data: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def _is_url(image: str) -> bool:
-    return image.startswith(("http://", "https://", "data:"))
+    return address.image_url(path)
 
 
 def session_start(workload: Workload, *, model: str | None = None) -> dict[str, object]:

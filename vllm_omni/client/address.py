@@ -56,10 +56,15 @@ def image_url(image: str | Path | bytes) -> str:
     """A picture as a server takes it: a URL as it is, a file or its bytes inlined."""
     if isinstance(image, bytes):
         return _data_url("image/png", image)  # the server looks at the bytes, not at the name
-    if isinstance(image, str) and image.startswith(("http://", "https://", "data:")):
+    if isinstance(image, str) and is_url(image):
         return image
     path = Path(image).expanduser()
     return _data_url(mimetypes.guess_type(path.name)[0] or "image/png", path.read_bytes())
+
+
+def is_url(image: str) -> bool:
+    """Whether a picture's name is one that a server reads, not the path of a file."""
+    return image.startswith(("http://", "https://", "data:"))
 
 
 def _data_url(kind: str, data: bytes) -> str:

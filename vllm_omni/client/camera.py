@@ -4,10 +4,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-STEP = 0.05
-"""Travel of one held key per latent frame; the model's full speed."""
-YAW_STEP, PITCH_STEP = math.radians(6), math.radians(4)
-KEYS = frozenset("wasdijkl")
+from vllm_omni.diffusion.camera_motion import (
+    ACTION_KEYS,
+    MOVE_STEP,
+    PITCH_STEP_RAD,
+    YAW_STEP_RAD,
+)
+
+KEYS = frozenset(ACTION_KEYS)
 KEY_HELP = "w a s d move, i j k l look, space stands still, q ends the world"
 MODES = ("velocity", "target")
 
@@ -42,10 +46,10 @@ def pose_of_keys(keys: Iterable[str]) -> Pose:
     held = {key.lower() for key in keys}
     if held - KEYS:
         raise ValueError(f"keys are {' '.join(sorted(KEYS))}; got {sorted(held - KEYS)}")
-    yaw = YAW_STEP * (("l" in held) - ("j" in held))
-    pitch = PITCH_STEP * (("i" in held) - ("k" in held))
-    forward = STEP * (("w" in held) - ("s" in held))
-    right = STEP * (("d" in held) - ("a" in held))
+    yaw = YAW_STEP_RAD * (("l" in held) - ("j" in held))
+    pitch = PITCH_STEP_RAD * (("i" in held) - ("k" in held))
+    forward = MOVE_STEP * (("w" in held) - ("s" in held))
+    right = MOVE_STEP * (("d" in held) - ("a" in held))
     return Pose(
         # The step follows the new heading: forward is (sin, 0, cos), right is (cos, 0, -sin).
         translation=(
