@@ -172,6 +172,7 @@ class Client:
             try:
                 async for chunk in self.world:
                     self._show(chunk)
+                    await asyncio.sleep(0)  # the picture gets its turn, however fast chunks come
             except EventRefusedError as refused:
                 self._note(refused)
 
