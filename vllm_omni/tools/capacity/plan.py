@@ -81,6 +81,11 @@ class Demands:
                 "(more GPUs a group) or --fps"
             )
 
+    @property
+    def chunk_bound_ms(self) -> float:
+        """The least time of a chunk on a group at 16 bits: its matrix products alone."""
+        return CHUNK_TFLOP / (GPU_TFLOPS[self.gpu] * self.ulysses) * 1000.0
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -123,7 +128,7 @@ def make_plan(demands: Demands) -> Plan:
     started = groups * demands.growth_share
     return Plan(
         chunk_play_ms=play_ms(demands.fps),
-        chunk_bound_ms=CHUNK_TFLOP / (GPU_TFLOPS[demands.gpu] * demands.ulysses) * 1000.0,
+        chunk_bound_ms=demands.chunk_bound_ms,
         sessions_per_group=sessions,
         places=places,
         waiting_share=waiting_share(places, float(demands.viewers)),
@@ -207,10 +212,9 @@ def _groups_per_pod(demands: Demands, sessions: int) -> int:
 
 
 def _notes(demands: Demands, sessions: int) -> Iterator[str]:
-    bound_ms = CHUNK_TFLOP / (GPU_TFLOPS[demands.gpu] * demands.ulysses) * 1000.0
-    if demands.chunk_ms < bound_ms:
+    if demands.chunk_ms < demands.chunk_bound_ms:
         yield (
-            f"{demands.chunk_ms:g} ms is below {bound_ms:.0f} ms, what the matrix products of a "
+            f"{demands.chunk_ms:g} ms is below {demands.chunk_bound_ms:.0f} ms, what the matrix products of a "
             f"chunk take on {demands.ulysses} x {demands.gpu} at 16 bits: it needs 8 bits or fewer "
             "operations"
         )
