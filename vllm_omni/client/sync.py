@@ -17,7 +17,8 @@ Result = TypeVar("Result")
 class SyncWorldClient:
     """:class:`WorldClient` with its event loop in a thread of its own.
 
-    Methods, arguments and errors are those of :class:`WorldClient`; a ``for`` loop gives chunks.
+    What it has is named as in :class:`WorldClient` and raises the same errors; a ``for`` loop
+    gives chunks.
     The thread runs inside ``with`` alone: a call outside raises :class:`ConnectionLostError`.
     """
 

@@ -42,7 +42,7 @@ class Motion:
 
 
 def key_motion(held: frozenset[str]) -> Motion:
-    """The motion of held keys, as ``actions.py`` integrates them."""
+    """The motion of held keys, as ``camera_motion.py`` integrates them."""
 
     def axis(positive: str, negative: str) -> float:
         return float(positive in held) - float(negative in held)
