@@ -1,7 +1,7 @@
 """Prompt to text condition: tokenizer, UMT5 encoder and a small cache."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,14 +84,7 @@ class TextEncoder:
 
         A prompt of more than 512 tokens is cut, with a notice in the log.
         """
-        if prompt in self._cache:
-            self._cache.move_to_end(prompt)
-            return self._cache[prompt]
-        embedded = self._encode(prompt).to(self.device)
-        self._cache[prompt] = embedded
-        if len(self._cache) > _CACHED_PROMPTS:
-            self._cache.popitem(last=False)
-        return embedded
+        return _kept(self._cache, prompt, self._encode)
 
     def tokenize(
         self, prompt: str
@@ -127,7 +120,7 @@ class TextEncoder:
     def _encode(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
         ids, mask = (part.to(self.encoder.device) for part in self.tokenize(prompt))
         hidden = self.encoder(ids, attention_mask=mask).last_hidden_state[0]
-        return hidden * mask[0].unsqueeze(-1).to(hidden.dtype)
+        return (hidden * mask[0].unsqueeze(-1).to(hidden.dtype)).to(self.device)
 
 
 class Prompts:
@@ -173,14 +166,7 @@ class Prompts:
         if self._ranks.size == 1:
             assert self.encoder is not None, "a rank that is alone is the root"
             return self.encoder.embed(prompt)
-        if prompt in self._cache:
-            self._cache.move_to_end(prompt)
-            return self._cache[prompt]
-        embedded = self._shared(prompt)
-        self._cache[prompt] = embedded
-        if len(self._cache) > _CACHED_PROMPTS:
-            self._cache.popitem(last=False)
-        return embedded
+        return _kept(self._cache, prompt, self._shared)
 
     def _shared(self, prompt: str) -> Float[Tensor, "text_tokens text_dim"]:
         if self.encoder is None:
@@ -189,6 +175,18 @@ class Prompts:
             host = self.encoder.embed(prompt).cpu().contiguous()
         self._ranks.broadcast(host.view(torch.uint8))
         return host.to(self._device)
+
+
+def _kept(
+    cache: OrderedDict[str, Tensor], prompt: str, embed: Callable[[str], Tensor]
+) -> Float[Tensor, "text_tokens text_dim"]:
+    """Return the embedding of a prompt from a cache of the last few, which gets it if need be."""
+    if prompt not in cache:
+        cache[prompt] = embed(prompt)
+        if len(cache) > _CACHED_PROMPTS:
+            cache.popitem(last=False)
+    cache.move_to_end(prompt)
+    return cache[prompt]
 
 
 def _heads(prompt: str) -> Iterator[str]:
