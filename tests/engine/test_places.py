@@ -5,7 +5,7 @@ import pytest
 from tests.helpers.engine_bench import make_session
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import GroupCapacity
-from vllm_omni.engine.places import Places
+from vllm_omni.engine.places import Places, num_placeable
 from vllm_omni.engine.session import EngineSession, SessionStatus
 from vllm_omni.errors import OutOfKVMemoryError
 
@@ -28,22 +28,26 @@ def place(places: Places, *sessions: EngineSession) -> None:
         session.move_to(SessionStatus.OPEN)
 
 
+def placeable(line: list[EngineSession], places: Places) -> int:
+    return num_placeable(line, [places.room()])
+
+
 def test_without_a_group_nobody_is_placeable_and_everything_may_fit():
     places = Places()
     places.check_fits(VideoGeometry(4096, 4096))
-    assert places.num_placeable([make_session("a")]) == 0
+    assert placeable([make_session("a")], places) == 0
     assert (places.max_sessions, places.held_bytes) == (0, 0)
 
 
 def test_places_bound_the_head_of_the_line():
     places = make_places(2)
     line = [make_session(name) for name in "abc"]
-    assert places.num_placeable(line) == 2
+    assert placeable(line, places) == 2
     place(places, line[0])
-    assert places.num_placeable(line[1:]) == 1
+    assert placeable(line[1:], places) == 1
     places.give_up(line[0])
-    assert places.num_placeable(line[1:]) == 2
-    assert places.num_placeable([]) == 0
+    assert placeable(line[1:], places) == 2
+    assert placeable([], places) == 0
 
 
 def test_a_lost_group_is_remembered_by_its_places_alone():
@@ -54,7 +58,7 @@ def test_a_lost_group_is_remembered_by_its_places_alone():
     assert (places.max_sessions, places.held_bytes) == (2, 0)
     assert list(places) == [session]
     assert places.find("a") is session
-    assert places.num_placeable([make_session("b")]) == 0
+    assert placeable([make_session("b")], places) == 0
 
 
 class TestPages:
@@ -63,18 +67,18 @@ class TestPages:
     def test_a_head_for_which_pages_are_missing_waits(self):
         places, large = make_places(3, num_pages=6), make_session("large", height=128)
         place(places, make_session("a"), first := make_session("b"))
-        assert places.num_placeable([large]) == 0
+        assert placeable([large], places) == 0
         places.give_up(first)
-        assert places.num_placeable([large]) == 1
+        assert placeable([large], places) == 1
 
     def test_nobody_passes_the_head(self):
         places = make_places(3, num_pages=6)
         place(places, make_session("a", height=128))
-        assert places.num_placeable([make_session("large", height=128), make_session("small")]) == 0
+        assert placeable([make_session("large", height=128), make_session("small")], places) == 0
 
     def test_pages_of_those_before_count(self):
         line = [make_session("large", height=128), make_session("b"), make_session("c")]
-        assert make_places(3, num_pages=6).num_placeable(line) == 2
+        assert placeable(line, make_places(3, num_pages=6)) == 2
 
     def test_who_was_put_off_is_not_placeable_until_a_place_is_given_up(self):
         places = make_places(3, num_pages=6)
@@ -82,17 +86,17 @@ class TestPages:
         put_off, behind = make_session("b"), make_session("c")
         places.take(put_off)
         places.put_off(put_off)
-        assert places.num_placeable([put_off, behind]) == 0
-        assert places.num_placeable([behind]) == 1, "it has left: nobody is held back"
+        assert placeable([put_off, behind], places) == 0
+        assert placeable([behind], places) == 1, "it has left: nobody is held back"
         places.give_up(running)
-        assert places.num_placeable([put_off, behind]) == 2
+        assert placeable([put_off, behind], places) == 2
 
     def test_another_group_may_have_room(self):
         places, session = make_places(3), make_session("a")
         places.take(session)
         places.put_off(session)
         places.offer(places.capacity)
-        assert places.num_placeable([session]) == 1
+        assert placeable([session], places) == 1
 
     def test_what_can_never_fit_is_refused_with_numbers(self):
         with pytest.raises(OutOfKVMemoryError, match=r"192x96 needs 6144 bytes.* has 4096"):

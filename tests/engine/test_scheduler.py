@@ -298,7 +298,7 @@ def test_states_of_readiness():
     scheduler.drain()
     assert scheduler.unready_reason == "draining"
     failure: OmniError = WorkerFailedError("no port")
-    scheduler.fail(failure)
+    scheduler.lose_replica(failure, 0)
     assert scheduler.unready_reason == "no port"
     assert scheduler.is_over()
 

@@ -53,7 +53,7 @@ class Fleet:
     @property
     def serves(self) -> bool:
         """Whether one replica at least has workers and takes sessions."""
-        return any(places.capacity is not None and places.admits for places in self)
+        return any(places.serves for places in self)
 
     @property
     def is_lost(self) -> bool:

@@ -96,6 +96,11 @@ class Places:
         return 0 if group is None else self._held_pages(group) * group.page_bytes
 
     @property
+    def serves(self) -> bool:
+        """Whether the workers are up and new sessions may get a place."""
+        return self.capacity is not None and self.admits
+
+    @property
     def num_free(self) -> int:
         """Number of places that nobody holds."""
         return 0 if self.capacity is None else self.max_sessions - len(self._sessions)
@@ -148,17 +153,13 @@ class Places:
                 "gpu_memory_fraction"
             )
 
-    def room(self) -> "Room | None":
+    def room(self) -> Room | None:
         """The room that is left for new sessions; ``None`` while none are taken."""
         if self.capacity is None or not self.admits:
             return None
         return Room(
             self.capacity, self.num_free, self._held_pages(self.capacity), self._without_room
         )
-
-    def num_placeable(self, line: Iterable[EngineSession]) -> int:
-        """Return how many sessions at the head of a line can get a place now."""
-        return num_placeable(line, [self.room()])
 
     def pick(self, now_s: float) -> EngineSession | None:
         """Return the session whose viewer needs a chunk first, among those that may run now."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.engine.scheduler import Scheduler
 from vllm_omni.engine.session import (
     ChunkTask,
@@ -41,15 +40,14 @@ class Replica:
         """Whether the replica's thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self) -> GroupCapacity:
+    def start(self) -> None:
         """Start and warm up the workers, then the replica's thread.
 
         Raises:
             OmniError: if the workers do not come up; the scheduler knows that the replica is lost.
         """
-        capacity = self._start_workers()
+        self._start_workers()
         self._begin(self._loop)
-        return capacity
 
     def start_beside(self) -> None:
         """Start the replica's thread, which begins with the workers. Returns at once."""
@@ -73,7 +71,7 @@ class Replica:
         self._thread = threading.Thread(target=work, name=name, daemon=True)
         self._thread.start()
 
-    def _start_workers(self) -> GroupCapacity:
+    def _start_workers(self) -> None:
         try:
             capacity = self._supervisor.start()
         except OmniError as error:
@@ -84,7 +82,6 @@ class Replica:
             self._scheduler.lose_replica(InternalError(_BUG), self.number)
             raise
         self._scheduler.adopt(capacity, self.number)
-        return capacity
 
     def _start_and_loop(self) -> None:
         try:

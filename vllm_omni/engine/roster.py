@@ -205,8 +205,7 @@ class Roster:
         """
         if replica not in self.fleet:
             raise InvalidRequestError(f"there is no replica {replica}", field="replica")
-        others = [one for one in self.fleet if one.state == "ready" and one.replica != replica]
-        if not others:
+        if not any(one.serves for one in self.fleet if one.replica != replica):
             raise InvalidRequestError(
                 f"replica {replica} is the only one that serves; end the server instead, with "
                 "--drain-timeout if its worlds are to go on",

@@ -288,12 +288,6 @@ class Scheduler:
                 self._roster.replicas_changed()
             self.__lock.notify_all()
 
-    def fail(self, error: OmniError) -> None:
-        """End the engine permanently, and all sessions."""
-        with self.__lock:
-            self._fail(error)
-            self.__lock.notify_all()
-
     def next_task(self, replica: int = 0) -> Task | None:
         """Say what a replica does next; ``None`` after a sleep that a call or a due time ends."""
         with self.__lock:
