@@ -253,8 +253,10 @@ def _platform_notes(said: StageSettings, device: str) -> list[str]:
 
 
 def _class_notes(said: StageSettings, directory: Path) -> list[str]:
+    if said.model_class_name is None:
+        return []
     named = get_model_class_name(directory)
-    if said.model_class_name in {None, named}:
+    if said.model_class_name == named:
         return []
     return [
         f"_class_name {named!r:.100} of model_index.json has no effect: model_class_name says "

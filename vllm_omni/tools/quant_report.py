@@ -160,7 +160,7 @@ def _chunk(
 
 
 def _request(config: OmniDiffusionConfig, num_chunks: int, scene: str, seed: int) -> SessionRequest:
-    size = config.geometry or VideoGeometry(480, 832)
+    size = config.prepared_geometry
     picture = first_picture(scene, height=size.height, width=size.width)
     keys = (frozenset(_KEYS[chunk % len(_KEYS)]) for chunk in range(num_chunks))
     return SessionRequest(

@@ -34,8 +34,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        link = ", which is a link to nothing" if path.is_symlink() else ""
-        raise CheckpointError(f"the checkpoint has no {label(path)}{link}") from error
+        raise _absence(path) from error
     except OSError as error:
         raise CheckpointError(f"{label(path)} cannot be read: {reason(error)}") from error
 
@@ -73,10 +72,7 @@ def weight_files(directory: Path, stem: str) -> tuple[Path, ...]:
         files = tuple(directory / name for name in names)
         missing = [file for file in files if not file.exists()]
     if missing:
-        link = ", which is a link to nothing" if missing[0].is_symlink() else ""
-        raise CheckpointError(
-            f"the checkpoint has no {', '.join(label(file) for file in missing)}{link}"
-        )
+        raise _absence(*missing)
     return files
 
 
@@ -104,6 +100,11 @@ def check_readable(directory: Path) -> None:
         elif not file.is_dir():
             with reading(file), file.open("rb") as opened:
                 _refuse_pointer(file, opened.read(len(_POINTER)))
+
+
+def _absence(*files: Path) -> CheckpointError:
+    link = ", which is a link to nothing" if files[0].is_symlink() else ""
+    return CheckpointError(f"the checkpoint has no {', '.join(map(label, files))}{link}")
 
 
 def _indexed_names(index: Path) -> list[str]:

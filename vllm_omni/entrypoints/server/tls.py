@@ -4,6 +4,7 @@ import ssl
 
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.errors import ConfigError
+from vllm_omni.system_errors import reason
 
 
 def check_tls(server: ServerConfig) -> None:
@@ -43,4 +44,4 @@ def _reason(error: Exception) -> str:
             "KEY_VALUES_MISMATCH": "the key belongs to another certificate",
         }
         return known.get(error.reason or "", error.reason or "it is damaged")
-    return str(error.strerror) if isinstance(error, OSError) and error.strerror else str(error)
+    return reason(error) if isinstance(error, OSError) else str(error)

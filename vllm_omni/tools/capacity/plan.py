@@ -214,9 +214,9 @@ def _groups_per_pod(demands: Demands, sessions: int) -> int:
 def _notes(demands: Demands, sessions: int) -> Iterator[str]:
     if demands.chunk_ms < demands.chunk_bound_ms:
         yield (
-            f"{demands.chunk_ms:g} ms is below {demands.chunk_bound_ms:.0f} ms, what the matrix products of a "
-            f"chunk take on {demands.ulysses} x {demands.gpu} at 16 bits: it needs 8 bits or fewer "
-            "operations"
+            f"{demands.chunk_ms:g} ms is below {demands.chunk_bound_ms:.0f} ms, what the matrix "
+            f"products of a chunk take on {demands.ulysses} x {demands.gpu} at 16 bits: it needs 8 "
+            "bits or fewer operations"
         )
     next_ms = play_ms(demands.fps) / (sessions + 1)
     yield (

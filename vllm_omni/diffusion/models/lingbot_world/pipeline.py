@@ -168,7 +168,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         """
         if self._pool is None:
             raise SessionClosedError("the pipeline has no KV pool yet")
-        geometry = VideoGeometry(request.height, request.width)
+        geometry = request.geometry
         self.config.parallel.check_geometry(geometry)
         transformer = self.model.transformer
         tokens = transformer.chunk_tokens(geometry)
