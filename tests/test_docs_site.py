@@ -54,12 +54,18 @@ def test_the_page_for_those_who_switch_is_short_and_names_what_exists():
     ] == []
 
 
-@pytest.mark.parametrize(("which", "replaced"), [(0, {}), (1, {'"832x480"': '"96x64"'})])
-def test_the_clients_of_the_docs_make_a_video(tiny_server, tmp_path, monkeypatch, which, replaced):
-    example = blocks(DOCS / "tasks" / "client.md", "python")[which]
-    for told, here in replaced.items():
-        assert example.count(told) == 1
-        example = example.replace(told, here)
+with_client, with_socket = blocks(DOCS / "tasks" / "client.md", "python")
+assert with_socket.count('"832x480"') == 1
+CLIENTS = {
+    "with the client": with_client,
+    "over the socket": with_socket.replace('"832x480"', '"96x64"'),
+    "in cells": (ROOT / "examples/online_serving/notebook/walk.py").read_text(),
+}
+
+
+@pytest.mark.parametrize("which", CLIENTS)
+def test_the_clients_of_the_docs_make_a_video(tiny_server, tmp_path, monkeypatch, which):
+    example = CLIENTS[which]
     assert example.count("127.0.0.1:8000") == 1
     example = example.replace("127.0.0.1:8000", f"127.0.0.1:{tiny_server.port}")
     monkeypatch.chdir(tmp_path)

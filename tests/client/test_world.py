@@ -299,7 +299,11 @@ def test_a_walk_on_a_real_server_by_the_front_without_a_loop(tiny_server, tmp_pa
 
 
 async def test_waiting_for_a_server_that_starts(tiny_server):
-    world = WorldClient(f"ws://127.0.0.1:{tiny_server.port}")
+    address = f"ws://127.0.0.1:{tiny_server.port}"
+    SyncWorldClient(address).wait_ready(5)  # in a thread that runs a loop, as a notebook's does
+    with pytest.raises(CannotConnectError, match="not ready after 0 s; no answer"):
+        SyncWorldClient("http://127.0.0.1:1").wait_ready(0)
+    world = WorldClient(address)
     await world.wait_ready(5)
     told = await world.capabilities()
     assert json.loads(told.model_dump_json())["frames_per_chunk"] == 12

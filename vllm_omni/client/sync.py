@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +20,8 @@ class SyncWorldClient:
 
     What it has is named as in :class:`WorldClient` and raises the same errors; a ``for`` loop
     gives chunks.
-    The thread runs inside ``with`` alone: a call outside raises :class:`ConnectionLostError`.
+    The thread runs inside ``with`` alone: a call outside raises :class:`ConnectionLostError`, but
+    for :meth:`wait_ready`, which needs no connection, and :meth:`save`.
     """
 
     def __init__(
@@ -73,6 +75,12 @@ class SyncWorldClient:
     def done(self) -> SessionDone | None:
         """How the world ended, once it has."""
         return self._client.done
+
+    def wait_ready(self, patience_s: float | int = 600.0) -> None:
+        """Wait before ``with`` as ``WorldClient.wait_ready`` does."""
+        # The caller's thread may run a loop of its own, as that of a notebook does.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, self._client.wait_ready(patience_s)).result()
 
     def capabilities(self) -> Capabilities:
         """What the server can do: its size, its chunks, its rate."""
