@@ -125,7 +125,7 @@ def test_flags_of_the_server_exist(page):
 @pytest.fixture
 def state():
     client = EngineClient.create(tiny_deployment(), model_name=NAME, warm_up=False)
-    return ServerState(client, ServerConfig((NAME,)))
+    return ServerState(client, ServerConfig((NAME,), admin_keys=("operator",)))
 
 
 def test_the_http_page_names_every_route(state):

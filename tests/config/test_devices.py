@@ -119,6 +119,10 @@ def test_replicas_whose_devices_nobody_listed_are_counted_on_the_machine(dev, tm
     (dev / "nvidia3").touch()
     config = resolve(model, overrides=settings, platform="cuda", executor="mp").config
     assert config.replicas.devices == ("0", "1", "2", "3")
+    # Four from number 2 on are more than there are.
+    settings["devices"] = "2"
+    with pytest.raises(ConfigError, match=r"need 4 devices from number 2 on, .* shows 4"):
+        resolve(model, overrides=settings, platform="cuda", executor="mp")
     # A list of all stands over the nodes, whose names may be others.
     settings["devices"] = "4,5,6,7"
     assert resolve(model, overrides=settings, platform="cuda", executor="mp").config

@@ -85,6 +85,8 @@ def test_keyword_arguments_do_not_warn_about_their_names(model):
         ({"omni_dp_size_local": 2, "distributed_executor_backend": "inline"}, ValueError,
          "one process cannot hold 2 worker groups"),
         ({"num_replicas": 2, "max_replicas": 1}, ValueError, "max_replicas is 1, but num_replicas"),
+        ({"max_replicas": 2, "max_queued": 0, "distributed_executor_backend": "mp"}, ValueError,
+         "no replica beyond num_replicas=1 would ever start"),
         ({"elastic": {"spare": -1}}, ValueError, "elastic.spare: must be at least 0"),
         ({"omni_heartbeat_timeout": 0.0}, ValueError, "omni_heartbeat_timeout"),
         ({"omni_lb_policy": "best"}, ValueError, "omni_lb_policy"),

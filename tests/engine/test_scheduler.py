@@ -303,6 +303,19 @@ def test_states_of_readiness():
     assert scheduler.is_over()
 
 
+def test_who_could_have_a_place_only_on_a_removed_replica_does_not_block_the_line():
+    """A 64x96 session takes two pages, a 128x96 one four."""
+    scheduler = make_scheduler(num_pages=2)
+    place(scheduler)
+    scheduler.add_replica(1)
+    scheduler.adopt(group(num_pages=4), 1)
+    large, small = Client(scheduler, height=128), Client(scheduler)
+    assert (large.positions(), small.positions()) == ([], [1])
+    scheduler.remove_replica(1)
+    assert isinstance(large.end.error, OutOfKVMemoryError)
+    assert small.positions()[-1] == 1
+
+
 def test_events_fold_into_the_chunk_and_resets_go_first():
     scheduler = make_scheduler()
     client = place(scheduler)

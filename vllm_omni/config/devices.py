@@ -136,13 +136,14 @@ def refuse_missing_devices(devices: str) -> None:
 
 
 def check_device_count(
-    *, ranks: int, visible: int | None, devices: str | None, replicas: int = 1
+    *, ranks: int, visible: int | None, devices: str | None, replicas: int = 1, first: int = 0
 ) -> None:
     """Refuse more ranks than devices.
 
     Args:
         ranks: of one replica.
         replicas: number of replicas at most.
+        first: number of the first device that they take.
 
     Raises:
         ConfigError: naming both numbers.
@@ -150,9 +151,10 @@ def check_device_count(
     degrees = "tensor_parallel_size x ulysses_degree"
     if replicas > 1:
         ranks, degrees = ranks * replicas, f"{degrees} of each of {replicas} replicas"
-    if visible is not None and visible < ranks:
+    if visible is not None and visible < first + ranks:
         source = f"devices={devices!r}" if devices is not None else "this process"
+        beyond = f" from number {first} on" if first else ""
         raise ConfigError(
-            f"{ranks} ranks ({degrees}) need {ranks} devices, but "
+            f"{ranks} ranks ({degrees}) need {ranks} devices{beyond}, but "
             f"{source} shows {visible}; list more under devices or lower a degree"
         )

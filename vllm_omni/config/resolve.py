@@ -208,15 +208,18 @@ def _check_devices(config: OmniDiffusionConfig, host: Host) -> None:
     if config.device == "cpu":
         return
     ranks, replicas = config.parallel.world_size, config.replicas.most
-    devices = config.devices
+    devices, first = config.devices, 0
     if devices is not None and replicas > 1:
-        # Only those of the first replica may be listed; the others' follow on the machine.
-        devices_of_replicas(devices, ranks=ranks, replicas=replicas)
-        devices = devices if devices.count(",") + 1 == ranks * replicas else None
+        shares = devices_of_replicas(devices, ranks=ranks, replicas=replicas)
+        if devices.count(",") + 1 < ranks * replicas:
+            # Only those of the first replica are listed; the others' follow on the machine.
+            devices, first = None, int(shares[0].split(",")[0])
     visible = host.visible_devices
     if visible is None:
         visible = visible_device_count(config.device, devices, config.env)
-    check_device_count(ranks=ranks, visible=visible, devices=devices, replicas=replicas)
+    check_device_count(
+        ranks=ranks, visible=visible, devices=devices, replicas=replicas, first=first
+    )
 
 
 def _effective(owners: Iterable[object], merged: Merged) -> Iterator[EffectiveValue]:

@@ -19,6 +19,7 @@ class ServerConfig:
     Attributes:
         served_model_names: at least one; the first is announced.
         api_keys: empty lets everybody in.
+        admin_keys: empty lets nobody in.
         allowed_origins: these may open sockets, post and read answers.
         allowed_media_domains: empty allows every host whose addresses are public; a host that is
             named may have any address.
@@ -36,6 +37,10 @@ class ServerConfig:
     api_keys: Annotated[Words, setting(
         "requests must carry one of these as bearer token", "--api-key",
         unsaid="that of VLLM_API_KEY; none needed where it is not set",
+        secret=True)] = field(default=(), repr=False)
+    admin_keys: Annotated[Words, setting(
+        "serve the routes below /admin, which drain a replica, to requests that carry one of these "
+        "as bearer token", "--admin-key", unsaid="no such routes",
         secret=True)] = field(default=(), repr=False)
     allowed_origins: Annotated[Words, setting(
         "origins of web pages that may talk to the server besides its own (CORS and sockets), "
@@ -93,12 +98,14 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, by_flag=True)
-        for number, key in enumerate(self.api_keys, 1):
-            if not key.isprintable() or key != key.strip():
-                raise ConfigError(
-                    f"--api-key: key {number} begins or ends with a space or holds a character "
-                    "that no header can carry; choose one of letters and digits (VLLM_API_KEY)"
-                )
+        for flag, keys in (("--api-key", self.api_keys), ("--admin-key", self.admin_keys)):
+            for number, key in enumerate(keys, 1):
+                if not key.isprintable() or key != key.strip():
+                    raise ConfigError(
+                        f"{flag}: key {number} begins or ends with a space or holds a character "
+                        "that no header can carry; choose one of letters and digits (the variable "
+                        "VLLM_API_KEY gives the one of --api-key)"
+                    )
         if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs) and not self.ssl_certfile:
             raise ConfigError(
                 "--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile"

@@ -199,8 +199,9 @@ class ReplicaConfig:
         "worker groups that serve from the start on, each with devices of its own",
         "--omni-dp-size-local", aliases="omni_dp_size_local")] = 1
     max_replicas: Annotated[Positive | None, setting(
-        "worker groups at most: another one starts while sessions wait or fewer places than "
-        "elastic.spare are free", "--max-replicas", unsaid="num_replicas")] = None
+        "worker groups at most: beyond num_replicas, which are always there, another one starts "
+        "while sessions wait or fewer places than elastic.spare are free", "--max-replicas",
+        unsaid="num_replicas")] = None
     spare: Annotated[NotNegative, setting(
         "free places that are kept for those who will come", "--elastic-spare",
         key="elastic.")] = 0
@@ -222,6 +223,11 @@ class ReplicaConfig:
     def most(self) -> int:
         """The number of worker groups that there are at most."""
         return self.num_replicas if self.max_replicas is None else self.max_replicas
+
+    @property
+    def grows(self) -> bool:
+        """Whether there may be more worker groups than those of the start."""
+        return self.most > self.num_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +323,12 @@ class OmniDiffusionConfig:
             raise ConfigError(
                 f"one process cannot hold {self.replicas.most} worker groups (num_replicas, "
                 "max_replicas); set distributed_executor_backend to mp"
+            )
+        if self.replicas.grows and not (self.max_queued or self.replicas.spare):
+            raise ConfigError(
+                f"no replica beyond num_replicas={self.replicas.num_replicas} would ever start: "
+                "nobody may wait (max_queued=0), and no place is kept free (elastic.spare=0); set "
+                "elastic.spare to 1 or more, raise max_queued, or leave max_replicas out"
             )
         if self.geometry is not None:
             self.parallel.check_geometry(self.geometry)

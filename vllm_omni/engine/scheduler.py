@@ -360,10 +360,12 @@ class Scheduler:
             self.__lock.notify_all()
 
     def remove_replica(self, replica: int) -> None:
-        """Forget a replica whose workers have ended."""
+        """Forget a replica whose workers have ended, and end who could have a place only there."""
         with self.__lock:
             self._roster.fleet.remove(replica)
             self.metrics.replica_removed(replica)
+            self._roster.replicas_changed()
+            self.__lock.notify_all()
 
     def end_if_lost(self) -> None:
         """End who waits for a replica if none is left, and the engine with the last session.

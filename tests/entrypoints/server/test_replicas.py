@@ -3,13 +3,16 @@
 import asyncio
 import json
 
+import httpx
 import psutil
 import pytest
 
 from tests.helpers.fake_executor import FakeExecutor
-from tests.helpers.local_server import local_server
+from tests.helpers.local_server import MODEL, local_server
+from tests.helpers.loopback import OnLoopback
 from tests.helpers.server import RealServer, real_server
 from tests.helpers.socket_client import SocketClient, play, socket_client, start_message
+from vllm_omni.config.server import ServerConfig
 
 pytestmark = [
     pytest.mark.core_model,
@@ -101,7 +104,8 @@ async def _first_error(clients: tuple[SocketClient, ...]) -> dict:
 
 
 async def test_two_replicas_make_the_bytes_of_one_for_four_viewers_at_once():
-    with real_server("--omni-dp-size-local", "2", "--max-num-seqs", "2") as server:
+    flags = ("--omni-dp-size-local", "2", "--max-num-seqs", "2", "--admin-key", "operator")
+    with real_server(*flags) as server:
         server.wait(
             lambda: [one["state"] for one in replicas(server)] == ["ready"] * 2,
             "waiting for both replicas",
@@ -113,6 +117,49 @@ async def test_two_replicas_make_the_bytes_of_one_for_four_viewers_at_once():
         alone = [await play(server.url, seed=seed) for seed in (1, 2)]
         # Bitwise: no session sees the others, and every replica holds the same weights.
         assert together == alone * 2
+        await drain_under_a_world(server, alone[0])
+        assert server.terminate() == 0
+
+
+async def drain_under_a_world(server: RealServer, whole: bytes) -> None:
+    """An operator drains the replica of a world that has begun: it loses no byte of it."""
+    async with socket_client(server.url) as staying:
+        await staying.say(start_message(seed=1))
+        await staying.until("video.start")
+        server.wait(lambda: 1 in sessions(server), "waiting for a place")
+        number = sessions(server).index(1)
+        answer = await asyncio.to_thread(_drain, server, number, "operator")
+        assert answer.status_code == 200
+        assert [one["state"] for one in answer.json()["data"]].count("draining") == 1
+        assert await play(server.url, seed=1) == whole
+        await staying.rest()
+    assert staying.video == whole
+    server.wait(lambda: len(replicas(server)) == 1, "waiting for the drained replica")
+    refused = await asyncio.to_thread(_drain, server, 1 - number, "operator")
+    assert (refused.status_code, "the only one that serves" in refused.text) == (400, True)
+
+
+def _drain(server: OnLoopback, number: int, key: str) -> httpx.Response:
+    return httpx.post(
+        f"{server.address}/admin/replicas/{number}/drain",
+        headers={"Authorization": f"Bearer {key}"},
+        trust_env=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "status", "text"),
+    [
+        ({}, "viewer", 404, "Not Found"),
+        ({"api_keys": ("viewer",), "admin_keys": ("operator",)}, "viewer", 401, "API key"),
+        ({"admin_keys": ("operator",)}, "operator", 400, "there is one replica"),
+    ],
+)
+async def test_only_an_operator_with_a_key_may_drain(keys, key, status, text):
+    with local_server(config=ServerConfig((MODEL,), **keys)) as server:
+        answer = await asyncio.to_thread(_drain, server, 0, key)
+        assert (answer.status_code, text in answer.text) == (status, True)
+        assert server.engine.replicas()[0].state == "ready"
 
 
 async def test_the_list_of_replicas_is_read_only():
@@ -138,7 +185,5 @@ async def test_the_list_of_replicas_is_read_only():
 
 
 def _request(address: str, method: str) -> tuple[int, dict]:
-    import httpx
-
     answer = httpx.request(method, f"{address}/v1/replicas", trust_env=False)
     return answer.status_code, answer.json()

@@ -150,9 +150,9 @@ class WorkerGroup:
             watched = [*pipes.values(), *(worker.process.sentinel for worker in self._workers)]
             ready = wait(watched, max(0.0, deadline_s - time.monotonic()))
             if not ready:
-                silent = ", ".join(map(str, ranks))
+                noun, silent = "ranks" if len(ranks) > 1 else "rank", ", ".join(map(str, ranks))
                 raise WorkerFailedError(
-                    f"rank {silent} of {self.world_size} did not finish {doing} in time; raise "
+                    f"{noun} {silent} of {self.world_size} did not finish {doing} in time; raise "
                     "chunk_timeout_s or stage_init_timeout if the machine is that slow"
                 )
             speaker = next((rank for rank, pipe in pipes.items() if pipe in ready), None)

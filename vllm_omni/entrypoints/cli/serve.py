@@ -124,9 +124,12 @@ def _origins(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(listed)
 
 
+_SECRETS = ("server.api_keys", "server.admin_keys")
+
+
 def _typed_line(args: argparse.Namespace) -> str:
     shown = {
-        name.partition(".")[2]: HIDDEN if name == "server.api_keys" else _without_secrets(value)
+        name.partition(".")[2]: HIDDEN if name in _SECRETS else _without_secrets(value)
         for name, value in vars(args).items()
         if name.partition(".")[0] in {"engine", "server", "serve", "refuse"}
     }
@@ -164,7 +167,7 @@ def _log_as(server: ServerConfig) -> Iterator[None]:
         configure_logging(
             file=server.log_file,
             as_json=server.log_format == "json",
-            secrets=spellings_of(server.api_keys),
+            secrets=spellings_of((*server.api_keys, *server.admin_keys)),
         )
     except OSError as error:
         raise ConfigError(f"--log-file: {sentence(error)}") from None

@@ -29,7 +29,8 @@ _READING_METHODS = {"GET", "HEAD", "OPTIONS"}
 class AccessControl:
     """ASGI middleware in front of every route.
 
-    Paths under ``/v1`` need a key where keys are configured: in the ``Authorization`` header, or,
+    Paths under ``/v1`` need a key where keys are configured, those under ``/admin`` one of the
+    operator's: in the ``Authorization`` header, or,
     since a browser cannot send that one with a WebSocket, as the subprotocol ``bearer.`` and the
     base64url of the key. A WebSocket that a browser opens and a request that changes something
     name the page's origin, which must be this server's own or an allowed one: a browser sends
@@ -49,7 +50,7 @@ class AccessControl:
         refusal = None
         if scope["path"] not in _PROBES and not self._host_allowed(headers):
             refusal = (_FORBIDDEN, _refused_host(headers["host"]))
-        elif scope["path"].startswith("/v1") and not self._has_key(scope, headers):
+        elif (keys := self._keys_of(scope["path"])) and not _has_key(keys, scope, headers):
             refusal = (_UNAUTHORIZED, "a valid API key is required: Authorization: Bearer KEY")
         elif _changes_something(scope) and not self._origin_allowed(headers):
             refusal = (_FORBIDDEN, _refused_origin(headers["origin"]))
@@ -63,18 +64,11 @@ class AccessControl:
             headers = {"WWW-Authenticate": _SCHEME.title()} if status == _UNAUTHORIZED else {}
             await error_answer(status, message, headers=headers)(scope, receive, send)
 
-    def _has_key(self, scope: Scope, headers: Headers) -> bool:
-        if not self._config.api_keys:
-            return True
-        given = _keys_of_headers(headers.getlist("authorization"))
-        if scope["type"] == "websocket":
-            given += _keys_of_subprotocols(scope["subprotocols"])
-        return any(
-            hmac.compare_digest(one, key)
-            for one in given
-            for text in self._config.api_keys
-            for key in _spellings(text)
-        )
+    def _keys_of(self, path: str) -> tuple[str, ...]:
+        """The keys of which a request for a path needs one; empty if it needs none."""
+        if path.startswith("/admin"):
+            return self._config.admin_keys
+        return self._config.api_keys if path.startswith("/v1") else ()
 
     def _origin_allowed(self, headers: Headers) -> bool:
         origin = headers.get("origin")
@@ -96,6 +90,15 @@ class AccessControl:
         known = {_host_name(name) for name in allowed}
         names = [_host_name(value) for value in headers.getlist("host") if value]
         return all(name in known or is_loopback(name) or _is_address(name) for name in names)
+
+
+def _has_key(keys: tuple[str, ...], scope: Scope, headers: Headers) -> bool:
+    given = _keys_of_headers(headers.getlist("authorization"))
+    if scope["type"] == "websocket":
+        given += _keys_of_subprotocols(scope["subprotocols"])
+    return any(
+        hmac.compare_digest(one, key) for one in given for text in keys for key in _spellings(text)
+    )
 
 
 def _refused_host(host: str) -> str:

@@ -35,7 +35,7 @@ from vllm_omni.entrypoints.server.http_errors import (
 )
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.openapi import describe
-from vllm_omni.entrypoints.server.operations import operations_router
+from vllm_omni.entrypoints.server.operations import admin_router, operations_router
 from vllm_omni.entrypoints.server.realtime_video import (
     SESSION_PREFIX,
     RealtimeVideoSession,
@@ -109,7 +109,9 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
     app.add_exception_handler(RequestValidationError, answer_wrong_parameters)
     app.add_exception_handler(Exception, answer_error)
     _add_middleware(app, state.config)
-    routers = (operations_router(state), videos_router(state))
+    routers = [operations_router(state), videos_router(state)]
+    if state.config.admin_keys:
+        routers.append(admin_router(state))
     if state.config.api_page:
         schema = describe(routers, title=TITLE, needs_key=bool(state.config.api_keys))
         app.openapi = lambda: schema  # The framework's way to have a schema of one's own.

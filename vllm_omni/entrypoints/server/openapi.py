@@ -84,6 +84,8 @@ _HEALTH = {
         "quarantined_failures": _COUNT,
     },
 }
+_KEYED = ("/v1", "/admin")
+"""Where paths begin that may need a key."""
 _VIDEO = {"video/mp4": {"schema": {"type": "string", "format": "binary"}}}
 _MAKING = {
     400: "the model cannot serve this, or fields contradict each other",
@@ -96,6 +98,10 @@ _MAKING = {
 }
 _NO_VIDEO = {404: "no such video"}
 _REFUSALS: dict[tuple[str, str], dict[int, str]] = {
+    ("/admin/replicas/{number}/drain", "post"): {
+        400: "there is no such replica, or no other one that serves",
+        422: "the number is none",
+    },
     ("/v1/videos", "post"): _MAKING,
     ("/v1/videos/sync", "post"): _MAKING | {504: "the video was not finished in time"},
     ("/v1/videos", "get"): _NO_VIDEO
@@ -129,8 +135,9 @@ def describe(routers: Iterable[APIRouter], *, title: str, needs_key: bool) -> di
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             _describe_operation(operation, path, method)
-            if path.startswith("/v1"):
-                operation["security"] = [{"bearer": []}] if needs_key else [{}, {"bearer": []}]
+            if path.startswith(_KEYED):
+                required = needs_key or not path.startswith("/v1")
+                operation["security"] = [{"bearer": []}] if required else [{}, {"bearer": []}]
     _describe_answers(schema["paths"])
     return schema
 
@@ -142,14 +149,18 @@ def _add_components(schema: dict[str, Any]) -> None:
         schemas.pop(name, None)
     schemas |= {"Error": _ERROR, "VideoJob": _JOB, "Health": _HEALTH}
     components["securitySchemes"] = {
-        "bearer": {"type": "http", "scheme": "bearer", "description": "a key of --api-key"}
+        "bearer": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "a key of --api-key; of --admin-key below /admin",
+        }
     }
 
 
 def _describe_operation(operation: dict[str, Any], path: str, method: str) -> None:
     responses = operation["responses"]
     responses.pop("422", None)
-    if path.startswith("/v1"):
+    if path.startswith(_KEYED):
         responses["401"] = _refusal("no valid API key")
     if method not in {"get", "head"}:
         responses["403"] = _refusal("a page of another origin")

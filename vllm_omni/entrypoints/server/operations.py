@@ -64,9 +64,7 @@ def operations_router(state: ServerState) -> APIRouter:
     @router.get("/v1/replicas")
     async def replicas() -> dict[str, object]:
         """What is known of each replica, and how many sessions wait for all of them."""
-        engine = state.client.engine
-        known = [asdict(status) for status in engine.replicas()]
-        return {"object": "list", "data": known, "waiting": engine.num_waiting}
+        return _replicas(state)
 
     @router.get("/v1/realtime/capabilities")
     async def capabilities() -> Capabilities:
@@ -74,6 +72,25 @@ def operations_router(state: ServerState) -> APIRouter:
         return state.capabilities()
 
     return router
+
+
+def admin_router(state: ServerState) -> APIRouter:
+    """Routes that change the server; access control asks for an operator's key."""
+    router = APIRouter(prefix="/admin")
+
+    @router.post("/replicas/{number}/drain")
+    def drain_replica(number: int) -> dict[str, object]:
+        """Give a replica no new session; it ends for good with the last that it has."""
+        state.client.engine.drain_replica(number)
+        return _replicas(state)
+
+    return router
+
+
+def _replicas(state: ServerState) -> dict[str, object]:
+    engine = state.client.engine
+    known = [asdict(status) for status in engine.replicas()]
+    return {"object": "list", "data": known, "waiting": engine.num_waiting}
 
 
 def _model(name: str, root: str, created: int) -> dict[str, object]:
