@@ -11,6 +11,7 @@ import pytest
 from tests.helpers.faults import process_ids
 from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
+from vllm_omni.diffusion.executor.launch import WorkerMain
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.worker.process import Done, ReportPeak, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
@@ -38,6 +39,12 @@ def silent_main(_task: WorkerTask, _pipe: Connection, _pixels: SharedBytes) -> N
     time.sleep(600)
 
 
+def launched(worker_main: WorkerMain, **settings: object) -> WorkerGroup:
+    group = WorkerGroup(tiny_config("mp", **settings))
+    group.launch(worker_main)
+    return group
+
+
 def listen(group: WorkerGroup) -> None:
     """Converse with a group until that raises."""
     while True:
@@ -54,7 +61,7 @@ def open_descriptors() -> int:
 def test_a_group_may_be_ended_under_a_conversation_at_any_moment(worker_main):
     before = None
     for attempt in range(30):
-        group = WorkerGroup(tiny_config("mp", parallel=TWO_RANKS), worker_main)
+        group = launched(worker_main, parallel=TWO_RANKS)
         pids = process_ids(group)
         with ThreadPoolExecutor() as pool:
             listening = pool.submit(listen, group)
@@ -69,7 +76,7 @@ def test_a_group_may_be_ended_under_a_conversation_at_any_moment(worker_main):
 
 
 def test_ending_a_group_again_does_nothing_and_it_says_that_it_was_ended():
-    group = WorkerGroup(tiny_config("mp"), silent_main)
+    group = launched(silent_main)
     group.kill()
     group.kill()
     group.stop()

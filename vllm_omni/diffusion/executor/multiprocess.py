@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
-from vllm_omni.diffusion.executor.worker_group import WorkerGroup, WorkerMain
+from vllm_omni.diffusion.executor.launch import WorkerMain, launch_failure
+from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,
@@ -143,22 +144,22 @@ class MultiprocExecutor:
         return root
 
     def shutdown(self) -> None:
-        """End the processes for good, from any thread; a second call does nothing.
-
-        While they are being launched there is nothing to end: :meth:`start` does it then.
-        """
+        """End the processes for good, from any thread; a second call does nothing."""
         group = self._take_group(for_good=True)
         if group is not None:
             group.stop()
 
     def _launch(self) -> WorkerGroup:
-        group = WorkerGroup(self._config, self._worker_main)
+        try:
+            group = WorkerGroup(self._config)
+        except OSError as error:
+            raise launch_failure(error) from error
         with self._changing:
-            if not self._is_shut_down:
-                self._group = group
-                return group
-        group.kill()
-        raise WorkerFailedError("the worker processes were shut down while they were launched")
+            self._group = group
+        if self._is_shut_down:
+            self._drop()
+        group.launch(self._worker_main)
+        return group
 
     @contextmanager
     def _conversation(self) -> Iterator[WorkerGroup]:

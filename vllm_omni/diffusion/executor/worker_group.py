@@ -2,67 +2,48 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import shutil
 import signal
-import socket
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, SpawnContext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped
 
-from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.registry import model_of
-from vllm_omni.diffusion.worker.process import Command, Lost, Refused, Reply, Stop, WorkerTask
+from vllm_omni.diffusion.executor.launch import (
+    IMPORTED_AGAIN,
+    RankProcess,
+    WorkerMain,
+    kill_fork_server,
+    launch_failure,
+    start_ranks,
+)
+from vllm_omni.diffusion.worker.process import Command, Lost, Refused, Reply, Stop
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import OmniError, WorkerFailedError
-from vllm_omni.logger import get_logger, log_file, logs_json
-from vllm_omni.system_errors import is_refusal, sentence
+from vllm_omni.logger import get_logger
+from vllm_omni.own_folder import OwnFolder, remove_leftovers
 
 logger = get_logger(__name__)
 
-WorkerMain = Callable[[WorkerTask, Connection, SharedBytes], None]
-"""What a worker process runs."""
-
-PRELOADED = (
-    "vllm_omni.diffusion.worker.process",
-    "vllm_omni.diffusion.worker.worker",
-)
-"""What the fork server loads besides the code of the model."""
-_LONGEST_SOCKET_PATH = 107
-_SOCKET_NAME_BYTES = len("/pymp-12345678/listener-12345678")
-_SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
-_StartContext = ForkServerContext | SpawnContext
-_BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OBITUARY_S = 0.5
 """How long the others may take to end after the first one has: their end is told too."""
 _STOP_S = 10.0
 """How long a worker may take to end after it was told to."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    rank: int
-    process: BaseProcess
-    pipe: Connection
-
-
-_WORKER_NAME = "vllm-omni-worker-"
-_IMPORTED_AGAIN = 78
-"""Exit code of a worker whose import of the caller's script came to start workers of its own."""
+_POLL_S = 0.02
+_LAUNCH_S = 1.0
+"""How long a launch that is not needed any more may take to end by itself."""
+_LOOK_S = 1.0
+"""Between two looks whether a rank stands still."""
+_STANDSTILL_S = 5.0
+"""How long a rank may be stopped by a signal, as the whole program is by Ctrl-Z."""
+_MEETING_PLACE = "vllm-omni-ranks-"
 _WITHOUT_GUARD = (
     "ended because it imports the script that started it, which starts workers again; put what "
     'the script does below `if __name__ == "__main__":`'
@@ -71,6 +52,8 @@ _WITHOUT_GUARD = (
 
 class WorkerGroup:
     """One process per rank, each with a pipe of its own, and the memory that the root fills.
+
+    There are no processes until :meth:`launch`.
 
     Nothing of an earlier generation is used again: pipes, shared memory and meeting place are
     new, so a killed process can have left nothing behind that matters. Waiting sleeps in the
@@ -84,25 +67,47 @@ class WorkerGroup:
         refusal: what a rank that ended had refused with, if nobody had read it before.
     """
 
-    def __init__(self, config: OmniDiffusionConfig, worker_main: WorkerMain) -> None:
+    def __init__(self, config: OmniDiffusionConfig) -> None:
         self.world_size = config.parallel.world_size
-        self._pixels = SharedBytes.create()
         self._config = config
-        self.rendezvous = (
-            tempfile.mkdtemp(prefix="vllm-omni-ranks-") if self.world_size > 1 else None
-        )
+        self._pixels = SharedBytes.create()
+        try:
+            self._folder = _meeting_place() if self.world_size > 1 else None
+        except OSError:
+            self._pixels.close()
+            raise
+        self.rendezvous = None if self._folder is None else str(self._folder.path)
         self.refusal: OmniError | None = None
         self._reasons: dict[int, str] = {}
+        self._stopped_s: dict[int, float] = {}
         self._conversing, self._killing = threading.Lock(), threading.Lock()
-        self._is_closed = False
-        try:
-            self._workers = self._launch(worker_main)
-        except (OSError, RuntimeError, MemoryError, EOFError) as error:
-            _end((), self.rendezvous)
-            self._pixels.close()
-            raise _launch_failure(error) from error
+        self._is_launching = self._is_ended = False
+        self._workers: list[RankProcess] = []
         # Before the interpreter would wait for its children, which ignore its signals.
-        self._at_exit = weakref.finalize(self, _end, self._workers, self.rendezvous)
+        self._at_exit = weakref.finalize(self, _end, self._workers, self._folder)
+
+    def launch(self, worker_main: WorkerMain) -> None:
+        """Make the processes. Another thread may end the group meanwhile.
+
+        Args:
+            worker_main: what they run.
+
+        Raises:
+            WorkerFailedError: if the system refuses one, or the group was ended.
+        """
+        refused: Exception | None = None
+        self._is_launching = True
+        try:
+            with self._conversation():
+                for worker in start_ranks(self._config, worker_main, self._pixels, self.rendezvous):
+                    self._workers.append(worker)
+        except (OSError, RuntimeError, MemoryError, EOFError) as error:
+            refused = error
+        finally:
+            self._is_launching = False
+        if refused is not None:
+            self.kill()
+            raise launch_failure(refused) from refused
 
     def send(self, command: Command) -> None:
         """Give every rank a command.
@@ -147,8 +152,7 @@ class WorkerGroup:
         """
         with self._conversation():
             pipes = {rank: self._workers[rank].pipe for rank in ranks}
-            watched = [*pipes.values(), *(worker.process.sentinel for worker in self._workers)]
-            ready = wait(watched, max(0.0, deadline_s - time.monotonic()))
+            ready = self._wait(list(pipes.values()), deadline_s)
             if not ready:
                 noun, silent = "ranks" if len(ranks) > 1 else "rank", ", ".join(map(str, ranks))
                 raise WorkerFailedError(
@@ -180,11 +184,12 @@ class WorkerGroup:
         """Return at once if all ranks run.
 
         Raises:
-            WorkerFailedError: if one has ended.
+            WorkerFailedError: if one has ended, or stands still.
         """
         with self._conversation():
             if wait([worker.process.sentinel for worker in self._workers], 0):
                 raise self._loss()
+            self._check_moving()
 
     def stop(self) -> None:
         """Let every rank end by itself, then :meth:`kill` what is left.
@@ -201,13 +206,25 @@ class WorkerGroup:
     def kill(self) -> None:
         """End every rank at once and give back what the group held; a second call does nothing."""
         with self._killing:
+            if self._is_ended:
+                return
+            self._is_ended = True
+            self._end_launch()
             self._at_exit()
             # Killing the ranks wakes any thread blocked in `wait`; it releases the lock.
             with self._conversing:
                 self._close()
 
+    def _end_launch(self) -> None:
+        """Wait until nothing is launched any more; a fork server that still loads takes long."""
+        patience_s = time.monotonic() + _LAUNCH_S
+        while self._is_launching:
+            if time.monotonic() > patience_s:
+                kill_fork_server()
+            time.sleep(_POLL_S)
+
     def _ask_to_stop(self) -> None:
-        if self._is_closed:
+        if self._is_ended:
             return
         for worker in self._workers:
             try:
@@ -219,51 +236,44 @@ class WorkerGroup:
             worker.process.join(max(0.0, deadline_s - time.monotonic()))
 
     def _close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
         for worker in self._workers:
             worker.process.join()
             worker.process.close()
             worker.pipe.close()
         self._pixels.close()
 
+    def _wait(self, pipes: list[Connection], deadline_s: float) -> Sequence[object]:
+        """Return the pipes that can be read and the sentinels of ended ranks; none at the deadline.
+
+        Raises:
+            WorkerFailedError: if a rank stands still.
+        """
+        watched = [*pipes, *(worker.process.sentinel for worker in self._workers)]
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            ready = wait(watched, min(left_s, _LOOK_S))
+            if ready or left_s <= _LOOK_S:
+                return ready
+            self._check_moving()
+
+    def _check_moving(self) -> None:
+        """Raise WorkerFailedError if a signal has stopped a rank and none has let it go on."""
+        now_s = time.monotonic()
+        stopped = [worker.rank for worker in self._workers if worker.is_stopped()]
+        self._stopped_s = {rank: self._stopped_s.get(rank, now_s) for rank in stopped}
+        for rank, since_s in self._stopped_s.items():
+            if now_s - since_s >= _STANDSTILL_S:
+                raise WorkerFailedError(
+                    f"the worker group of {self.world_size} is lost: rank {rank} has been stopped "
+                    f"by a signal for {now_s - since_s:.0f} s"
+                )
+
     @contextmanager
     def _conversation(self) -> Iterator[None]:
         with self._conversing:
-            if self._is_closed:
+            if self._is_ended:
                 raise WorkerFailedError(f"the worker group of {self.world_size} was ended")
             yield
-
-    def _launch(self, worker_main: WorkerMain) -> tuple[_Worker, ...]:
-        if multiprocessing.current_process().name.startswith(_WORKER_NAME):
-            os._exit(_IMPORTED_AGAIN)
-        context = _start_context(self._config)
-        # The resource tracker unblocks signals in the thread that starts it. Started now, it does
-        # not do so below, where the fork server would then die of a Ctrl-C.
-        resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
-        try:
-            with envs.exported(self._config.env):
-                return tuple(
-                    self._launch_rank(context, worker_main, rank) for rank in range(self.world_size)
-                )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def _launch_rank(self, context: _StartContext, worker_main: WorkerMain, rank: int) -> _Worker:
-        ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
-        task = WorkerTask(
-            self._config, rank, self.rendezvous, logger.getEffectiveLevel(), log_file(), logs_json()
-        )
-        process = context.Process(
-            target=worker_main,
-            args=(task, theirs, self._pixels),
-            name=f"{_WORKER_NAME}{rank}",
-        )
-        process.start()
-        theirs.close()
-        return _Worker(rank, process, ours)
 
     def _loss(self) -> WorkerFailedError:
         """Return the error that says how every rank fared that has ended or is about to."""
@@ -276,17 +286,17 @@ class WorkerGroup:
             f"the worker group of {self.world_size} is lost: {'; '.join(fates) or 'a pipe broke'}"
         )
 
-    def _fate(self, worker: _Worker) -> str | None:
+    def _fate(self, worker: RankProcess) -> str | None:
         reason = self._reason(worker)
         code = worker.process.exitcode
         if code is None:
             return None if reason is None else f"rank {worker.rank} raised {reason}"
-        if code == _IMPORTED_AGAIN:
+        if code == IMPORTED_AGAIN:
             return f"rank {worker.rank} {_WITHOUT_GUARD}"
         ended = f"rank {worker.rank} ended with exit code {code}{_signal_name(code)}"
         return ended if reason is None else f"{ended} after {reason}"
 
-    def _reason(self, worker: _Worker) -> str | None:
+    def _reason(self, worker: RankProcess) -> str | None:
         """Return why a worker ended, if it said so."""
         if worker.rank not in self._reasons:
             match _last_words(worker.pipe):
@@ -298,24 +308,19 @@ class WorkerGroup:
         return self._reasons.get(worker.rank)
 
 
-def _launch_failure(error: Exception) -> WorkerFailedError:
-    """Return the error of processes that the system did not let start."""
-    if isinstance(error, EOFError):
-        why = "the process that forks them ended, as it does where no process can be forked"
-    elif is_refusal(error):
-        why = sentence(error)
-    else:
-        why = f"{type(error).__name__}: {error}"
-    return WorkerFailedError(f"the worker processes could not be started: {why}")
+def _meeting_place() -> OwnFolder:
+    root = Path(tempfile.gettempdir())
+    remove_leftovers(_MEETING_PLACE, root)
+    return OwnFolder(_MEETING_PLACE, root)
 
 
-def _end(workers: tuple[_Worker, ...], rendezvous: str | None) -> None:
+def _end(workers: Sequence[RankProcess], folder: OwnFolder | None) -> None:
     for worker in workers:
-        worker.process.kill()
+        worker.kill()
     for worker in workers:
         worker.process.join()
-    if rendezvous is not None:
-        shutil.rmtree(rendezvous, ignore_errors=True)
+    if folder is not None:
+        folder.remove()
 
 
 def _last_words(pipe: Connection) -> Lost | Refused | None:
@@ -336,33 +341,3 @@ def _signal_name(exit_code: int) -> str:
     name = signal.Signals(-exit_code).name
     hint = ", as the system does where memory runs out" if name == "SIGKILL" else ""
     return f" ({name}){hint}"
-
-
-def _start_context(config: OmniDiffusionConfig) -> _StartContext:
-    """Choose between a fork server that has loaded torch and the model's code, and new processes.
-
-    Forks are quick, above all after a failure. They are of no use where the deployment sets
-    environment variables that torch reads when it is loaded, and a process that has loaded the
-    NPU's library must not fork.
-    """
-    if config.env or config.device == "npu":
-        return multiprocessing.get_context("spawn")
-    _shorten_socket_names()
-    context = multiprocessing.get_context("forkserver")
-    entry = model_of(Path(config.model), config.model_class_name)
-    context.set_forkserver_preload([*PRELOADED, *entry.preload])
-    return context
-
-
-def _shorten_socket_names() -> None:
-    """Let the fork server keep its sockets in a short folder where that of TMPDIR is too long."""
-    usual = tempfile.gettempdir()
-    if len(os.fsencode(usual)) + _SOCKET_NAME_BYTES <= _LONGEST_SOCKET_PATH:
-        return
-    short = next((one for one in _SHORT_FOLDERS if os.access(one, os.W_OK | os.X_OK)), usual)
-    tempfile.tempdir = short
-    try:
-        # Made once, then used by all sockets of this process.
-        util.get_temp_dir()
-    finally:
-        tempfile.tempdir = usual

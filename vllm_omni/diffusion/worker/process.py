@@ -3,13 +3,16 @@
 The module loads no torch by itself, so that the environment of the deployment is in place before
 torch looks at it. A signal never ends a worker: Ctrl-C and a service manager's SIGTERM reach the
 whole process group, but only the executor knows when a chunk is finished. A worker whose executor
-is gone finds its pipe closed and ends.
+is gone ends at once, whatever it is doing.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -152,12 +155,18 @@ def main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
     """Run one rank; this is the entry point of the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        _serve(task, _ExecutorPipe(pipe), pixels)
-    finally:
-        # The executor does the same; this is for the case that it was killed.
-        if task.rendezvous is not None and task.rank == 0:
-            shutil.rmtree(task.rendezvous, ignore_errors=True)
+    threading.Thread(target=_end_with_executor, args=(task,), daemon=True).start()
+    _serve(task, _ExecutorPipe(pipe), pixels)
+
+
+def _end_with_executor(task: WorkerTask) -> None:
+    """Wait until the executor's process is gone, and end this one: a peer may keep it waiting."""
+    executor = multiprocessing.parent_process()
+    assert executor is not None, "an executor starts workers"
+    executor.join()
+    if task.rendezvous is not None:
+        shutil.rmtree(task.rendezvous, ignore_errors=True)
+    os._exit(1)
 
 
 def prepare_environment(config: OmniDiffusionConfig) -> None:

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import stat
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 from vllm_omni import envs
 from vllm_omni.entrypoints.server.http_errors import HttpRefusalError
 from vllm_omni.errors import ConfigError
 from vllm_omni.logger import get_logger
+from vllm_omni.own_folder import OwnFolder, remove_leftovers
 from vllm_omni.system_errors import reason
 
 logger = get_logger(__name__)
 
 _PREFIX = "vllm-omni-videos-"
 _PROBE_BYTES = 4096
-_NEW_S = 10.0
-"""Time that a server has to lock the folder it has made."""
 _UNAVAILABLE = 503
 
 
 class VideoStore:
     """The files of one server. The folder exists from the first use to :meth:`close`.
 
-    The server holds a lock on its folder, so that a later one can tell which folders are left over
-    from servers that were killed. A folder that somebody removes is made anew.
+    A folder that somebody removes is made anew.
     """
 
     def __init__(self) -> None:
-        self._folder: Path | None = None
-        self._lock: int | None = None
+        self._folder: OwnFolder | None = None
         self._changing = threading.Lock()
 
     @property
@@ -59,7 +53,7 @@ class VideoStore:
             ) from None
         finally:
             store.close()
-        _remove_leftovers(_root())
+        remove_leftovers(_PREFIX, _root())
 
     def require_room(self, num_bytes: int) -> None:
         """Refuse a video before it is made, if it could not be stored.
@@ -103,8 +97,8 @@ class VideoStore:
     def close(self) -> None:
         """Remove the folder and all files; a second call does nothing."""
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._release()
+            self._folder.remove()
+            self._folder = None
 
     def _probe(self) -> int:
         """Write a few bytes; returns how many more there is room for."""
@@ -117,19 +111,12 @@ class VideoStore:
     def _own_folder(self) -> Path:
         """A folder of our own: nobody else can have put a link where we write."""
         with self._changing:
-            if self._folder is not None and self._folder.is_dir():
-                return self._folder
-            self._release()
-            root = _root()
-            root.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-            self._folder, self._lock = folder, _locked(folder)
-            return folder
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-        self._folder = self._lock = None
+            if self._folder is None or not self._folder.path.is_dir():
+                self.close()
+                root = _root()
+                root.mkdir(parents=True, exist_ok=True)
+                self._folder = OwnFolder(_PREFIX, root)
+            return self._folder.path
 
     def _refusal(self, what: str, error: OSError) -> HttpRefusalError:
         # Clients learn the reason and the setting; the log the folder as well.
@@ -142,33 +129,3 @@ class VideoStore:
 def _root() -> Path:
     named = envs.storage_path()
     return Path(tempfile.gettempdir() if named is None else named)
-
-
-def _locked(folder: Path) -> int | None:
-    """A descriptor that holds the lock of a folder, ``None`` where another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _remove_leftovers(root: Path) -> None:
-    """Remove our user's folders that no process holds, but one that may be about to be held."""
-    for folder in root.glob(f"{_PREFIX}*"):
-        try:
-            lock = _locked(folder) if _may_be_left_over(folder) else None
-        except OSError as error:
-            logger.warning("a folder of old videos stays: %s", error)
-            continue
-        if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-
-
-def _may_be_left_over(folder: Path) -> bool:
-    status = folder.lstat()
-    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return is_ours and time.time() - status.st_mtime > _NEW_S
