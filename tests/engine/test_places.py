@@ -119,6 +119,31 @@ def test_earliest_playback_deadline_goes_first():
     assert places.pick(1.5) is ahead
 
 
+@pytest.mark.parametrize("apart_s", [0.0, 1.0, 10.0])
+@pytest.mark.parametrize("chunk_s", [1.0, 4.0])
+def test_on_a_machine_that_is_too_slow_for_all_nobody_starves(apart_s, chunk_s):
+    """Eight viewers come one after another; a chunk of each plays for a second."""
+    places, order = make_places(8), []
+    sessions = [make_session(str(number), now_s=number * apart_s) for number in range(8)]
+    here: list[EngineSession] = []
+    now_s = 0.0
+    while len(order) < 400:
+        coming = [one for one in sessions if one.began_s <= now_s and one not in here]
+        place(places, *coming)
+        here += coming
+        chosen = places.pick(now_s)
+        assert chosen is not None, "whoever reads may run ahead"
+        now_s += chunk_s
+        chosen.chunk_made(now_s)
+        chosen.undelivered = 0
+        order.append(chosen)
+    # From the last arrival on: equal shares, and no longer a wait than for one chunk of each.
+    together = order[-200:]
+    assert {together.count(one) for one in sessions} == {25}
+    for start in range(200 - 15):
+        assert set(together[start : start + 15]) == set(sessions)
+
+
 def test_a_client_that_does_not_read_is_not_scheduled():
     places, session = make_places(1), make_session("a")
     place(places, session)

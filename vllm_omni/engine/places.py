@@ -168,7 +168,7 @@ class Places:
             for session in self._sessions.values()
             if (start := session.runnable_at_s()) is not None and start <= now_s
         ]
-        return min(ready, key=lambda session: session.deadline_s, default=None)
+        return min(ready, key=lambda session: session.needed_s, default=None)
 
     def wake_at_s(self) -> float | None:
         """Return when the next session may run, if nobody does anything before."""

@@ -170,7 +170,7 @@ class EngineSession:
         self.resets: list[Callable[[SessionRequest], SessionRequest]] = []
         self.last_chunk_s = self.resumed_s = now_s
         self.emit = sink
-        self._playback_s = now_s
+        self._playback_s, self._waited_s = now_s, 0.0
         self._resumed_late = False
         self._status = SessionStatus.WAITING
 
@@ -236,6 +236,15 @@ class EngineSession:
             return self._playback_s
         return self._playback_s + pixel_frames_of(self.chunks_made) / self.request.fps
 
+    @property
+    def needed_s(self) -> float:
+        """When the viewer, who has waited for every late chunk, has nothing left to watch.
+
+        Chunks are made in this order. In that of :attr:`deadline_s`, who is behind on a machine
+        that is too slow would go before every newcomer for ever.
+        """
+        return self.deadline_s + self._waited_s
+
     def keeps_waiting(self, ready_s: float) -> bool:
         """Whether somebody waited for the next chunk, ready now, that could have come in time."""
         could = self.options.live and not self._resumed_late and self.options.max_lead_ms != 0.0
@@ -249,7 +258,8 @@ class EngineSession:
         """Count a chunk that goes to the client."""
         self._resumed_late = False
         if self.chunks_made == 0:
-            self._playback_s = ready_s
+            self._playback_s, self._waited_s = ready_s, 0.0
+        self._waited_s += max(ready_s - self.needed_s, 0.0)
         self.last_chunk_s = ready_s
         self.chunks_made += 1
         self.chunks_total += 1
@@ -266,7 +276,9 @@ class EngineSession:
         if was_paused and not self.is_paused:
             self.resumed_s = now_s
             self._resumed_late = now_s >= self.deadline_s
-            self._playback_s += max(now_s - self.deadline_s, 0.0)
+            if self._resumed_late:
+                self._playback_s += now_s - self.deadline_s
+                self._waited_s = 0.0
 
     def add_reset(self, change: Callable[[SessionRequest], SessionRequest]) -> None:
         """Restart at the next chunk boundary, after the resets that wait already.
@@ -293,6 +305,7 @@ class EngineSession:
         self.request = request
         self.chunks_made = 0
         self.began_s = self._playback_s = now_s
+        self._waited_s = 0.0
         self.interactions.restart(request.prompt)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import socket
+import threading
 import time
 import zlib
 
@@ -46,17 +47,17 @@ def data_url(content: bytes) -> str:
 def resolved_names(monkeypatch):
     """Host names that a test gives addresses to; others stay as they are."""
     table: dict[str, list[str]] = {}
-    real = asyncio.BaseEventLoop.getaddrinfo
+    real = socket.getaddrinfo
 
-    async def getaddrinfo(self, host, port, **options):
+    def getaddrinfo(host, port, **options):
         if host in table:
             return [
                 (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
                 for address in table[host]
             ]
-        return await real(self, host, port, **options)
+        return real(host, port, **options)
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return table
 
 
@@ -92,7 +93,9 @@ class TestLoad:
     @pytest.mark.parametrize(
         "url",
         ["http://", "http:///a.png", "http://" + "a" * 80 + ".example/", "http://h:99999999/",
-         "http://exa mple/", "http://[::1/", "http://\u2603.invalid/", "http://a..b/"],
+         "http://exa mple/", "http://[::1/", "http://\u2603.invalid/", "http://a..b/",
+         "http://xn--zzzz--/a.png", "http://xn--a/", "http://xn--.example/", "http://1.1.1.1:0/",
+         "http://1.1.1.1:65536/a.png", "https://[2606:4700::1111]:99999/"],
     )  # fmt: skip
     async def test_senseless_urls(self, url):
         with pytest.raises(InvalidRequestError):
@@ -165,6 +168,25 @@ class TestAddresses:
             allowing = ImageSource(("pictures.example",), timeout_s=5.0)
             assert await allowing.load(server.url("/a.png", "pictures.example")) == PNG
 
+    async def test_names_that_are_found_slowly_hold_up_nobody_else(self, monkeypatch):
+        found, asked = threading.Event(), threading.Semaphore(0)
+
+        def slow(*_arguments, **_options):
+            asked.release()
+            assert found.wait(60)
+            raise OSError
+
+        monkeypatch.setattr(socket, "getaddrinfo", slow)
+        fetches = [asyncio.create_task(PUBLIC.load(f"http://n{n}.example/")) for n in range(40)]
+        while not asked.acquire(blocking=False):
+            await asyncio.sleep(0.01)
+        # Without threads of their own the 40 would hold all that the event loop has for others.
+        await asyncio.gather(*(asyncio.to_thread(int) for _ in range(40)))
+        assert not any(fetch.done() for fetch in fetches)
+        found.set()
+        outcomes = await asyncio.gather(*fetches, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {InvalidRequestError}
+
     async def test_allowed_hosts_are_the_only_ones(self, resolved_names):
         resolved_names["other.example"] = ["1.1.1.1"]
         with pytest.raises(InvalidRequestError, match="--allowed-media-domains"):
@@ -201,7 +223,11 @@ class TestRedirects:
                 await PUBLIC.load(server.url("/a", "public.example"))
         assert checked == ["public.example", "127.0.0.1"]
 
-    @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://h/x", "gopher://h"])
+    @pytest.mark.parametrize(
+        "location",
+        ["file:///etc/passwd", "ftp://h/x", "gopher://h", "\\\\host", "http://127.0.0.1:99999/",
+         "http://xn--a/", "//xn--zzzz--/a.png", "http://[", "http://127.0.0.1:x/"],
+    )  # fmt: skip
     async def test_other_schemes(self, location):
         async with picture_server({"/a": redirect(location)}) as server:
             with pytest.raises(InvalidRequestError):

@@ -6,8 +6,9 @@ import asyncio
 import ipaddress
 import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import httpx
 
@@ -19,6 +20,9 @@ _MAX_REDIRECTS = 5
 _MAX_BYTES = 64 * 2**20
 _TRANSLATED = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2002::/16"))
 """IPv6 addresses that lead to the IPv4 address inside them, a private one perhaps."""
+_NAMES = ThreadPoolExecutor(32, thread_name_prefix="names")
+"""Threads of their own: clients choose names, and so for how long a look-up waits."""
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class ImageSource:
             raise InvalidRequestError(
                 f"the picture's server did not answer within {self.timeout_s:.0f} s", field=_FIELD
             ) from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise _unfetchable(error) from None
 
     async def _fetch(self, url: str) -> bytes:
@@ -107,8 +111,10 @@ class ImageSource:
         )
 
     def _check_host(self, target: httpx.URL) -> None:
-        if target.scheme not in {"http", "https"} or not target.host:
+        if target.scheme not in {"http", "https"} or not _host(target):
             raise InvalidRequestError("must be an http(s) URL with a host", field=_FIELD)
+        if target.port is not None and not 0 < target.port <= _LAST_PORT:
+            raise InvalidRequestError(f"port {target.port} is none", field=_FIELD)
         if self.allowed_hosts and target.host not in self.allowed_hosts:
             raise InvalidRequestError(
                 "the picture's host is not among those of --allowed-media-domains", field=_FIELD
@@ -118,8 +124,8 @@ class ImageSource:
         self._check_host(target)
         port = target.port or (443 if target.scheme == "https" else 80)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                target.host, port, type=socket.SOCK_STREAM
+            found = await asyncio.get_running_loop().run_in_executor(
+                _NAMES, partial(socket.getaddrinfo, target.host, port, type=socket.SOCK_STREAM)
             )
         except (OSError, UnicodeError):
             raise InvalidRequestError("the picture's host is not known", field=_FIELD) from None
@@ -139,6 +145,14 @@ def _unfetchable(error: Exception) -> InvalidRequestError:
     return InvalidRequestError(
         f"the picture cannot be fetched ({type(error).__name__})", field=_FIELD
     )
+
+
+def _host(target: httpx.URL) -> str:
+    """The host of a URL, blank where its name is none."""
+    try:
+        return target.host
+    except UnicodeError:  # what follows ``xn--`` stands for no characters
+        return ""
 
 
 def _is_public(address: str) -> bool:
