@@ -133,15 +133,23 @@ def frame_of(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float32).view(1, 1, -1, 1)
 
 
-def test_halo_zeroes_columns_beyond_the_frame():
+def bordered(shard: ColumnShard, slab: Tensor) -> list[float]:
+    frames, own = shard.room(*slab.shape[:3], slab)
+    frames.fill_(float("nan"))
+    own.copy_(slab)
+    shard.fill_borders(frames)
+    return columns_of(frames)
+
+
+def test_borders_are_the_neighbours_and_columns_beyond_the_frame_are_zeros():
     """Five latent columns on three ranks, at twice the resolution: ten of twelve are inside."""
     neighbour = frame_of(7.0)
     last = ColumnShard(Recorded(2, 3, neighbour, None), 5)
-    assert columns_of(last.halo(frame_of(1, 2, 3, 4))) == [7, 1, 2, 0, 0, 0]
+    assert bordered(last, frame_of(1, 2, 3, 4)) == [7, 1, 2, 0, 0, 0]
     middle = ColumnShard(Recorded(1, 3, neighbour, frame_of(8.0)), 5)
-    assert columns_of(middle.halo(frame_of(1, 2, 3, 4))) == [7, 1, 2, 3, 4, 8]
+    assert bordered(middle, frame_of(1, 2, 3, 4)) == [7, 1, 2, 3, 4, 8]
     first = ColumnShard(Recorded(0, 3, None, neighbour), 5)
-    assert columns_of(first.halo(frame_of(1, 2, 3, 4))) == [0, 1, 2, 3, 4, 7]
+    assert bordered(first, frame_of(1, 2, 3, 4)) == [0, 1, 2, 3, 4, 7]
 
 
 def test_own_and_gather_undo_each_other_up_to_the_padding():
@@ -152,9 +160,3 @@ def test_own_and_gather_undo_each_other_up_to_the_padding():
         0,
     ]
     assert columns_of(shard.gather(frame_of(3, 4))) == [-97, -96, 3, 4, 103]
-
-
-def test_halo_leaves_the_slab_alone():
-    slab = frame_of(1, 2, 3, 4)
-    ColumnShard(Recorded(2, 3, frame_of(7.0), None), 5).halo(slab)
-    assert columns_of(slab) == [1, 2, 3, 4]

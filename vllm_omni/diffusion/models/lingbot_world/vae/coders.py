@@ -4,7 +4,6 @@ from itertools import pairwise
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS, VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
@@ -59,8 +58,7 @@ class Encoder(nn.Module):
             x, kept = self._level(level, x, level_history)
             levels.append(kept)
         x, middle = self.mid_block(x, history.middle, WHOLE_FRAME)
-        x = F.silu(self.norm_out(x), inplace=True)
-        x, conv_out = self.conv_out(x, history.conv_out, WHOLE_FRAME)
+        x, conv_out = self.conv_out(x, history.conv_out, WHOLE_FRAME, self.norm_out.activate)
         return x, CoderHistory(middle, tuple(levels), conv_in, conv_out)
 
     def _level(
@@ -144,6 +142,5 @@ class Decoder(nn.Module):
         for block, level_history in zip(self.up_blocks, history.levels, strict=True):
             x, kept = block(x, level_history, columns)
             levels.append(kept)
-        x = F.silu(self.norm_out(x), inplace=True)
-        x, conv_out = self.conv_out(x, history.conv_out, columns)
+        x, conv_out = self.conv_out(x, history.conv_out, columns, self.norm_out.activate)
         return x, CoderHistory(middle, tuple(levels), conv_in, conv_out)

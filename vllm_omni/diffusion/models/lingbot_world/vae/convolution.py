@@ -21,6 +21,8 @@ HISTORY_FRAMES = KERNEL - 1
 
 Conv2d = Callable[[Tensor, Tensor, Tensor, tuple[int, int], int], Tensor]
 """Input and weight (channels second), bias, padding of rows and columns, stride."""
+WriteInput = Callable[[Tensor, Tensor], object]
+"""Writes what a convolution reads of new frames (first) into their place (second)."""
 
 
 class ConvPath(StrEnum):
@@ -48,10 +50,20 @@ class Columns(Protocol):
         """Zero columns that a 3x3 convolution adds at each side by itself."""
         ...
 
-    def halo(
-        self, slab: Float[Tensor, "time height width channels"]
-    ) -> Float[Tensor, "time height wider channels"]:
-        """Return the slab with one more column at each side, the neighbours' or zeros."""
+    def room(
+        self, time: int, height: int, width: int, like: Float[Tensor, "..."]
+    ) -> tuple[
+        Float[Tensor, "time height wider channels"], Float[Tensor, "time height width channels"]
+    ]:
+        """Allocate frames with a border column at each side that has a neighbour's or zeros.
+
+        Returns:
+            The frames, which have no values yet, and a view of the columns between the borders.
+        """
+        ...
+
+    def fill_borders(self, frames: Float[Tensor, "time height wider channels"]) -> None:
+        """Complete frames of :meth:`room` whose columns between the borders were written."""
         ...
 
     def gather(
@@ -72,11 +84,17 @@ class WholeFrame:
 
     width_padding = 1
 
-    def halo(
-        self, slab: Float[Tensor, "time height width channels"]
-    ) -> Float[Tensor, "time height width channels"]:
-        """Return the slab itself: there is no neighbour."""
-        return slab
+    def room(
+        self, time: int, height: int, width: int, like: Float[Tensor, "..."]
+    ) -> tuple[
+        Float[Tensor, "time height width channels"], Float[Tensor, "time height width channels"]
+    ]:
+        """Allocate frames without borders."""
+        frames = like.new_empty(time, height, width, like.shape[-1])
+        return frames, frames
+
+    def fill_borders(self, frames: Float[Tensor, "time height width channels"]) -> None:
+        """Do nothing: there are none."""
 
     def gather(
         self, slab: Float[Tensor, "time height width channels"]
@@ -178,6 +196,13 @@ class StackedLinearKernel:
         return F.linear(stacked, self.weight, self.bias)
 
 
+def _copy(
+    x: Float[Tensor, "time height width channels"],
+    target: Float[Tensor, "time height width channels"],
+) -> None:
+    target.copy_(x)
+
+
 class CausalConv3d(Preparable):
     """A 3x3x3 convolution that looks back two frames and never ahead."""
 
@@ -202,19 +227,26 @@ class CausalConv3d(Preparable):
         x: Float[Tensor, "time height width in_channels"],
         history: Float[Tensor, "2 height width in_channels"] | None,
         columns: Columns,
+        write: WriteInput = _copy,
     ) -> tuple[
         Float[Tensor, "time height width out_channels"],
         Float[Tensor, "2 height width in_channels"],
     ]:
         """Convolve new frames; ``None`` as history is two frames of zeros.
 
+        History, new frames and borders are written side by side, each once, where they are read.
+
         Returns:
-            The output and the last two input frames, before any halo.
+            The output and the last two input frames, without borders.
         """
         assert self._kernel is not None, "prepare() comes before the first call"
-        padded = torch.cat([_zeros_before(x) if history is None else history, x])
-        kept = padded[-HISTORY_FRAMES:].clone()
-        return self._kernel(columns.halo(padded), columns.width_padding), kept
+        time, height, width, _ = x.shape
+        padded, own = columns.room(HISTORY_FRAMES + time, height, width, x)
+        own[:HISTORY_FRAMES] = 0 if history is None else history
+        write(x, own[HISTORY_FRAMES:])
+        kept = own[-HISTORY_FRAMES:].clone()
+        columns.fill_borders(padded)
+        return self._kernel(padded, columns.width_padding), kept
 
 
 class TemporalConv(Preparable):
@@ -330,12 +362,6 @@ def _channels_last(
 ) -> Float[Tensor, "time out_height out_width out_channels"]:
     output = conv2d(x.permute(0, 3, 1, 2), weight, bias, padding, stride)
     return output.permute(0, 2, 3, 1).contiguous()
-
-
-def _zeros_before(
-    x: Float[Tensor, "time height width channels"],
-) -> Float[Tensor, "2 height width channels"]:
-    return x.new_zeros(HISTORY_FRAMES, *x.shape[1:])
 
 
 def _time_before_channels(

@@ -46,10 +46,26 @@ class ChannelNorm(Preparable):
         self, x: Float[Tensor, "time height width channels"]
     ) -> Float[Tensor, "time height width channels"]:
         """Normalise; the result is new memory."""
+        return self._into(x, torch.empty_like(x))
+
+    def activate(
+        self,
+        x: Float[Tensor, "time height width channels"],
+        target: Float[Tensor, "time height width channels"],
+    ) -> None:
+        """Write ``silu(norm(x))`` into ``target``, bit for bit that of two calls."""
+        F.silu(self._into(x, target), inplace=True)
+
+    def _into(
+        self,
+        x: Float[Tensor, "time height width channels"],
+        target: Float[Tensor, "time height width channels"],
+    ) -> Float[Tensor, "time height width channels"]:
         assert self._scale is not None, "prepare() comes before the first call"
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         inverse = norm.clamp_min_(SMALLEST_NORM).reciprocal_()
-        return (x * inverse).mul_(self._scale).to(x.dtype)
+        # The second product is rounded to the target's dtype as it is stored.
+        return torch.mul(x * inverse, self._scale, out=target)
 
 
 class ResidualBlock(nn.Module):
@@ -74,10 +90,8 @@ class ResidualBlock(nn.Module):
         columns: Columns,
     ) -> tuple[Float[Tensor, "time height width out_channels"], ResidualHistory]:
         """Compute ``shortcut(x) + conv2(silu(norm2(conv1(silu(norm1(x))))))`` for new frames."""
-        y = F.silu(self.norm1(x), inplace=True)
-        y, conv1 = self.conv1(y, history.conv1, columns)
-        y = F.silu(self.norm2(y), inplace=True)
-        y, conv2 = self.conv2(y, history.conv2, columns)
+        y, conv1 = self.conv1(x, history.conv1, columns, self.norm1.activate)
+        y, conv2 = self.conv2(y, history.conv2, columns, self.norm2.activate)
         return y.add_(self.conv_shortcut(x)), ResidualHistory(conv1, conv2)
 
 
@@ -177,8 +191,11 @@ class Upsampler(nn.Module):
             padded = torch.cat([history, x])
             kept = padded[-HISTORY_FRAMES:].clone()
             x = _interleave(self.time_conv(padded))
-        x = columns.halo(_nearest(x))
-        return self.resample["1"](x, padding=(1, columns.width_padding)), kept
+        time, height, width, _ = x.shape
+        padded, own = columns.room(time, UPSAMPLE * height, UPSAMPLE * width, x)
+        _nearest(x, own)
+        columns.fill_borders(padded)
+        return self.resample["1"](padded, padding=(1, columns.width_padding)), kept
 
 
 def _interleave(
@@ -190,11 +207,11 @@ def _interleave(
 
 def _nearest(
     x: Float[Tensor, "time height width channels"],
-) -> Float[Tensor, "time double_height double_width channels"]:
-    """Repeat every pixel in a 2x2 square."""
-    time, height, width, channels = x.shape
-    squares = x[:, :, None, :, None].expand(time, height, UPSAMPLE, width, UPSAMPLE, channels)
-    return squares.reshape(time, UPSAMPLE * height, UPSAMPLE * width, channels)
+    target: Float[Tensor, "time double_height double_width channels"],
+) -> None:
+    """Write every pixel into a 2x2 square of the target."""
+    squares = target.unflatten(2, (-1, UPSAMPLE)).unflatten(1, (-1, UPSAMPLE))
+    squares.copy_(x[:, :, None, :, None])
 
 
 def run_residuals(

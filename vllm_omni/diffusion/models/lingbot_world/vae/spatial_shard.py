@@ -143,22 +143,24 @@ class ColumnShard:
         slab[:, :, : mine.shape[2]] = mine
         return slab
 
-    def halo(
-        self, slab: Float[Tensor, "time height width channels"]
-    ) -> Float[Tensor, "time height wider channels"]:
-        """Return the slab with one column of each neighbour; zeros outside the frame."""
-        time, height, width, channels = slab.shape
-        inside = self._columns_inside(width)
-        wider = slab.new_zeros(time, height, width + 2, channels)
-        wider[:, :, 1 : 1 + inside] = slab[:, :, :inside]
+    def room(
+        self, time: int, height: int, width: int, like: Float[Tensor, "..."]
+    ) -> tuple[
+        Float[Tensor, "time height wider channels"], Float[Tensor, "time height width channels"]
+    ]:
+        """Allocate frames with one column more at each side, and a view without these two."""
+        frames = like.new_empty(time, height, width + 2, like.shape[-1])
+        return frames, frames[:, :, 1:-1]
+
+    def fill_borders(self, frames: Float[Tensor, "time height wider channels"]) -> None:
+        """Write the neighbours' columns into the borders, and zeros outside the frame."""
+        inside = self._columns_inside(frames.shape[2] - 2)
+        frames[:, :, 1 + inside : -1] = 0
         left, right = self.exchange.swap(
-            wider[:, :, 1:2].contiguous(), wider[:, :, width : width + 1].contiguous()
+            frames[:, :, 1:2].contiguous(), frames[:, :, -2:-1].contiguous()
         )
-        if left is not None:
-            wider[:, :, :1] = left
-        if right is not None:
-            wider[:, :, -1:] = right
-        return wider
+        frames[:, :, :1] = 0 if left is None else left
+        frames[:, :, -1:] = 0 if right is None else right
 
     def gather(
         self, slab: Shaped[Tensor, "time height width channels"]
