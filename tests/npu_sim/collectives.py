@@ -84,7 +84,8 @@ def ulysses(state) -> dict[str, torch.Tensor]:
             state.sequence.rank + 7 * turn, LATENT_FRAMES * LOCAL_TOKENS, HEADS, HEAD_DIM
         )
         part = part.bfloat16().to("npu")
-        parts = exchange.tokens_to_heads(part, -part, latent_frames=LATENT_FRAMES)
+        arrived = exchange.tokens_to_heads(part, -part, latent_frames=LATENT_FRAMES)
+        parts = [heads.flatten(0, -3) for heads in arrived]
         back = exchange.heads_to_tokens(parts[1], latent_frames=LATENT_FRAMES)
         found |= {f"heads{turn}": parts[0].clone(), f"back{turn}": back, f"part{turn}": part}
     assert kernels.transfers == {"to_device": 2, "blocking": 2}, "the exchange itself moves nothing"

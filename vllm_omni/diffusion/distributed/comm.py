@@ -24,7 +24,7 @@ class UlyssesExchange:
     """The exchanges of one rank. A rank that is alone returns its tensors unchanged.
 
     Send and receive buffers are allocated once per shape and used again; when there are many, the
-    oldest makes room. Results have memory of their own.
+    oldest makes room.
 
     Attributes:
         plan: which tokens this rank holds.
@@ -39,10 +39,12 @@ class UlyssesExchange:
 
     def tokens_to_heads(
         self, *tensors: Float[Tensor, "local_tokens heads head_dim"], latent_frames: int
-    ) -> tuple[Float[Tensor, "tokens local_heads head_dim"], ...]:
+    ) -> tuple[Float[Tensor, "*tokens local_heads head_dim"], ...]:
         """Give up tokens and get all tokens of this rank's heads, in the order (frame, token).
 
-        All tensors travel in one message.
+        All tensors travel in one message. Nothing is reordered here: what arrives is a view of the
+        receive buffer, whose leading axes together are the tokens. Whoever reads it writes it where
+        it belongs, before the next exchange of the same shape.
         """
         n = self.group.size
         if n == 1:
@@ -56,9 +58,8 @@ class UlyssesExchange:
             send[:, :, :, index].copy_(split.permute(2, 0, 1, 3, 4))
         received = self._buffer("heads receive", tensors[0], shape)
         self._all_to_all(received, send, self.traffic.heads)
-        # [n, frames, local, count, heads / n, dim] -> [count, frames, n, local, heads / n, dim]
-        ordered = received.permute(3, 1, 0, 2, 4, 5).reshape(count, -1, heads // n, head_dim)
-        return tuple(ordered.unbind(0))
+        # [n, frames, local, count, heads / n, dim] -> count of [frames, n, local, heads / n, dim]
+        return received.permute(3, 1, 0, 2, 4, 5).unbind(0)
 
     def heads_to_tokens(
         self, x: Float[Tensor, "tokens local_heads head_dim"], *, latent_frames: int
@@ -162,12 +163,13 @@ def check_exchange(exchange: UlyssesExchange, *, dtype: torch.dtype, device: tor
     mine = exchange.plan.split(everything).flatten(0, 1)
     sent = (mine.to(device), (mine + 1).to(device))
     exchanged = exchange.tokens_to_heads(*sent, latent_frames=_FRAMES)
+    by_heads = [part.flatten(0, -3) for part in exchanged]
     first = group.rank * _LOCAL_HEADS
     wanted = everything.flatten(0, 1)[:, first : first + _LOCAL_HEADS]
-    back = exchange.heads_to_tokens(exchanged[0].contiguous(), latent_frames=_FRAMES)
+    back = exchange.heads_to_tokens(by_heads[0], latent_frames=_FRAMES)
     right = (
-        torch.equal(exchanged[0].cpu(), wanted)
-        and torch.equal(exchanged[1].cpu(), wanted + 1)
+        torch.equal(by_heads[0].cpu(), wanted)
+        and torch.equal(by_heads[1].cpu(), wanted + 1)
         and torch.equal(back.cpu(), mine)
     )
     if not right:

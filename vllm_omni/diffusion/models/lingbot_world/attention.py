@@ -92,7 +92,7 @@ def attend_heads(
         query, key, value, latent_frames=LATENT_FRAMES_PER_CHUNK
     )
     return ar_diffusion_paged_attention(
-        query,
+        query.flatten(0, -3),
         key,
         value,
         pages=window.pages,

@@ -12,28 +12,41 @@ from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
 
 
 def write_window(
-    key: Float[Tensor, "tokens heads head_dim"],
-    value: Float[Tensor, "tokens heads head_dim"],
+    key: Float[Tensor, "*tokens heads head_dim"],
+    value: Float[Tensor, "*tokens heads head_dim"],
     pages: LayerPages,
     plan: WindowPlan,
 ) -> None:
-    """Store the chunk's keys and values where ``plan`` says. Mutates ``pages``."""
-    key_tokens, value_tokens = pages.key.flatten(0, 1), pages.value.flatten(0, 1)
+    """Store the chunk's keys and values where ``plan`` says. Mutates ``pages``.
+
+    Args:
+        key: of any strides; the leading axes together are the tokens.
+        value: the same.
+    """
+    _write(key, pages.key.flatten(0, 1), plan)
+    _write(value, pages.value.flatten(0, 1), plan)
+
+
+def _write(
+    new: Float[Tensor, "*tokens heads head_dim"],
+    stored: Float[Tensor, "pool_tokens heads head_dim"],
+    plan: WindowPlan,
+) -> None:
     if not isinstance(plan, ExtentPlan):
-        key_tokens.index_copy_(0, plan.write_index, key)
-        value_tokens.index_copy_(0, plan.write_index, value)
+        stored.index_copy_(0, plan.write_index, new.flatten(0, -3))
         return
     for run in plan.write_runs:
-        source = slice(run.first_token, run.first_token + run.count)
-        target = slice(run.first_pool_token, run.first_pool_token + run.count)
-        key_tokens[target] = key[source]
-        value_tokens[target] = value[source]
+        whole = len(plan.write_runs) == 1
+        part = slice(run.first_token, run.first_token + run.count)
+        source = new if whole else new.flatten(0, -3)[part]
+        target = stored[run.first_pool_token : run.first_pool_token + run.count]
+        target.view(source.shape).copy_(source)
 
 
 def ar_diffusion_paged_attention(
     query: Float[Tensor, "tokens heads head_dim"],
-    key: Float[Tensor, "tokens heads head_dim"],
-    value: Float[Tensor, "tokens heads head_dim"],
+    key: Float[Tensor, "*tokens heads head_dim"],
+    value: Float[Tensor, "*tokens heads head_dim"],
     *,
     pages: LayerPages,
     plan: WindowPlan,
