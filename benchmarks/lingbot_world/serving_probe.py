@@ -148,10 +148,10 @@ def prebuilt_main(chunk_s: float, task: WorkerTask, pipe: Connection, pixels: Sh
             time.sleep(chunk_s)
             data = frames[: chunk_pixel_frames(command.chunk_index)]
             ready_s = time.monotonic()
-            pixels.write(data)
+            slot = pixels.write(data)
             pipe.send(
-                SharedChunk(command.session_id, command.chunk_index, data.dtype.str, data.shape,
-                            ready_s, ChunkTimings())
+                SharedChunk(command.session_id, command.chunk_index, slot, data.dtype.str,
+                            data.shape, ready_s, ChunkTimings())
             )  # fmt: skip
             pipe.send(Done(ChunkTimings()))
         else:

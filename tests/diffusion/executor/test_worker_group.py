@@ -84,7 +84,7 @@ def test_ending_a_group_again_does_nothing_and_it_says_that_it_was_ended():
         group.check_alive,
         lambda: group.send(ReportPeak()),
         lambda: group.receive(0, deadline_s=0.0, doing="nothing"),
-        lambda: group.read_pixels((1,), "uint8"),
+        lambda: group.read_pixels(0, (1,), "uint8"),
     ):
         with pytest.raises(WorkerFailedError, match="was ended"):
             call()

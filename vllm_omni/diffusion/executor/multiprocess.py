@@ -230,7 +230,7 @@ class MultiprocExecutor:
         return ChunkResult(
             session_id=chunk.session_id,
             chunk_index=chunk.chunk_index,
-            data=self.group.read_pixels(chunk.shape, chunk.dtype),
+            data=self.group.read_pixels(chunk.slot, chunk.shape, chunk.dtype),
             ready_s=chunk.ready_s,
             timings=chunk.timings,
         )

@@ -171,14 +171,16 @@ class WorkerGroup:
                 raise self._loss()
             return speaker, reply
 
-    def read_pixels(self, shape: tuple[int, ...], dtype: str) -> Shaped[np.ndarray, "..."]:
-        """Return a copy of what the root has put into the memory.
+    def read_pixels(
+        self, slot: int, shape: tuple[int, ...], dtype: str
+    ) -> Shaped[np.ndarray, "..."]:
+        """Return what the root has put into the memory; it stays valid when the group ends.
 
         Raises:
             WorkerFailedError: if the group was ended.
         """
         with self._conversation():
-            return self._pixels.read(shape, dtype)
+            return self._pixels.read(slot, shape, dtype)
 
     def check_alive(self) -> None:
         """Return at once if all ranks run.

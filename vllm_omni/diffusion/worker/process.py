@@ -102,12 +102,14 @@ class SharedChunk:
     """The reply that a chunk stands in the shared memory; its commit follows.
 
     Attributes:
+        slot: where it stands there.
         dtype: as ``numpy.dtype.str``.
         ready_s: ``time.monotonic()`` of the worker when the data were on the host.
     """
 
     session_id: str
     chunk_index: int
+    slot: int
     dtype: str
     shape: tuple[int, ...]
     ready_s: float
@@ -319,11 +321,12 @@ class _Commands:
                 assert_never(command)
 
     def _deliver(self, result: ChunkResult) -> None:
-        self._pixels.write(result.data)
+        slot = self._pixels.write(result.data)
         self._pipe.send(
             SharedChunk(
                 session_id=result.session_id,
                 chunk_index=result.chunk_index,
+                slot=slot,
                 dtype=result.data.dtype.str,
                 shape=result.data.shape,
                 ready_s=result.ready_s,

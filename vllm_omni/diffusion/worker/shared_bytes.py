@@ -2,19 +2,29 @@
 
 The memory is a file without a name (``memfd_create``), so a generation of workers can neither
 meet the memory of an earlier one nor leave it behind: the kernel frees it with its last holder,
-however that ends. It has no lock; one side writes before it sends a message, the other reads
-after it got it. It does not count towards the size of ``/dev/shm``.
+however that ends. It does not count towards the size of ``/dev/shm``.
+
+The file is sparse: a page of marks, one byte a slot, then the slots, far apart. It has no lock: the
+worker marks a slot, fills it and sends a message; who got that message reads the slot where it
+lies, and takes the mark away with the last array over it.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+import weakref
 from multiprocessing import reduction
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Shaped, UInt8
+
+SLOTS = 4
+"""Arrays that may lie in the memory at once; of more, the reader makes copies."""
+_STRIDE = 1 << 32
+_FREE = b"\0"
 
 
 class SharedBytes:
@@ -22,41 +32,41 @@ class SharedBytes:
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
-        self._map: mmap.mmap | None = None
+        self._maps: dict[int, mmap.mmap] = {}
+        self._marks = mmap.mmap(fd, SLOTS)
 
     @classmethod
     def create(cls) -> SharedBytes:
-        """New empty memory; it grows with the largest array written."""
-        return cls(os.memfd_create("vllm-omni-pixels"))
+        """New empty memory; a slot takes as many bytes as the largest array written to it."""
+        fd = os.memfd_create("vllm-omni-pixels")
+        os.ftruncate(fd, (1 + SLOTS) * _STRIDE)
+        return cls(fd)
 
-    @property
-    def size(self) -> int:
-        """Size of the memory, in bytes."""
-        return os.fstat(self._descriptor).st_size
-
-    def write(self, array: Shaped[np.ndarray, "..."]) -> None:
-        """Put an array at the start, over what was there."""
+    def write(self, array: Shaped[np.ndarray, "..."]) -> int:
+        """Put an array into a slot that nobody reads, and return the slot."""
+        slot = self._marks.find(_FREE, 0, SLOTS)
         source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if len(source):
-            if self.size < len(source):
-                os.ftruncate(self._descriptor, len(source))
-            np.frombuffer(self._mapped(len(source)), np.uint8, len(source))[:] = source
+        self._bytes(slot, len(source))[:] = source
+        self._marks[slot] = 1
+        return slot
 
-    def read(self, shape: tuple[int, ...], dtype: str) -> Shaped[np.ndarray, "..."]:
-        """Copy the array at the start into memory of the caller's own."""
-        array = np.empty(shape, np.dtype(dtype))
-        target = array.reshape(-1).view(np.uint8)
-        if len(target):
-            if self.size < len(target):
-                raise ValueError(f"{len(target)} bytes were announced, {self.size} are there")
-            target[:] = np.frombuffer(self._mapped(len(target)), np.uint8, len(target))
-        return array
+    def read(self, slot: int, shape: tuple[int, ...], dtype: str) -> Shaped[np.ndarray, "..."]:
+        """Return the array in a slot; the slot is free again when nobody holds the array.
+
+        The last free slot is the writer's: an array in it is copied.
+        """
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        data = self._bytes(slot, size)
+        if self._marks.find(_FREE, 0, SLOTS) < 0:
+            data = data.copy()
+            self._marks[slot] = 0
+        else:
+            weakref.finalize(data, self._marks.__setitem__, slot, 0).atexit = False
+        return data.view(dtype).reshape(shape)
 
     def close(self) -> None:
-        """Give up this end; a second call does nothing."""
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        """Give up this end; arrays that were read stay valid. A second call does nothing."""
+        self._maps.clear()
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -64,11 +74,14 @@ class SharedBytes:
     def __reduce__(self) -> tuple[object, ...]:
         return _received, (reduction.DupFd(self._descriptor),)
 
-    def _mapped(self, needed_bytes: int) -> mmap.mmap:
-        """The memory in this process's address space: a fifth of the time of file calls."""
-        if self._map is None or len(self._map) < needed_bytes:
-            self._map = mmap.mmap(self._descriptor, self.size)
-        return self._map
+    def _bytes(self, slot: int, size: int) -> UInt8[np.ndarray, " size"]:
+        """View the first bytes of a slot. Maps are kept: a page costs its fault only once."""
+        if size > _STRIDE:
+            raise ValueError(f"a slot holds {_STRIDE} bytes, got {size}")
+        if slot not in self._maps or len(self._maps[slot]) < size:
+            length = max(size, mmap.PAGESIZE)
+            self._maps[slot] = mmap.mmap(self._descriptor, length, offset=(1 + slot) * _STRIDE)
+        return np.frombuffer(self._maps[slot], np.uint8, size)
 
     @property
     def _descriptor(self) -> int:
