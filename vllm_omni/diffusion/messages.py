@@ -125,6 +125,8 @@ class ChunkTimings:
     """Milliseconds of each part of a chunk on the root rank, as the device ran it.
 
     Attributes:
+        condition_ms: of this chunk's, where it was made in this chunk, and of the next one's, where
+            it was made beside the commit.
         commit_ms: until the commit forward was done, or queued where the device has a queue.
     """
 

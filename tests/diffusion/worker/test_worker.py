@@ -13,6 +13,7 @@ from tests.helpers.model_builders import (
 from vllm_omni.diffusion.messages import ChunkPlan
 from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
+from vllm_omni.diffusion.models.lingbot_world.vae import WanVAE
 from vllm_omni.errors import (
     DeviceOutOfMemoryError,
     InternalError,
@@ -218,6 +219,22 @@ def test_a_session_too_many_takes_nothing(worker):
     with pytest.raises(OutOfKVMemoryError, match=r"needs \d+ KV pages, \d+ of \d+ are free"):
         worker.open_session("c", keys_request(2))
     assert (len(worker.sessions), worker.pool.pages.num_free) == (2, free)
+
+
+def test_only_the_first_condition_is_made_before_its_pixels(worker, monkeypatch):
+    """A later one is made behind the commit of the chunk before, and none for a chunk too many."""
+    calls, encode = [], WanVAE.encode
+
+    def noted(vae, *arguments):
+        calls.append("encode")
+        return encode(vae, *arguments)
+
+    monkeypatch.setattr(WanVAE, "encode", noted)
+    worker.open_session("a", keys_request(2))
+    for chunk in range(2):
+        timings = worker.run_chunk(ChunkPlan("a", chunk), lambda _: calls.append("pixels"))
+        assert timings.condition_ms > 0
+    assert calls == ["encode", "pixels", "encode", "pixels"]
 
 
 def test_timings_cover_all_parts_and_come_with_the_chunk(worker):

@@ -101,11 +101,11 @@ class DrawnWorld:
         pixels = torch.from_numpy(np.stack(drawn))
         return (pixels if request.output is OutputKind.UINT8 else pixels.float() / 255), NoLaps()
 
-    def commit_chunk(self, session: DrawnSession) -> float:
+    def commit_chunk(self, session: DrawnSession) -> ChunkTimings:
         assert session.after is not None, "a chunk is denoised before it is committed"
         session.pose, session.pitch_rad = session.after
         session.chunk += 1
-        return 0.0
+        return ChunkTimings()
 
     def release(self) -> None:
         """There is nothing to free."""

@@ -111,8 +111,12 @@ class RealtimePipeline(SizedModel, Protocol[SessionT]):
         """
         ...
 
-    def commit_chunk(self, session: SessionT) -> float:
-        """Make the chunk part of the history; return the milliseconds until this was queued."""
+    def commit_chunk(self, session: SessionT) -> ChunkTimings:
+        """Make the chunk part of the history, and what the next one needs and no control decides.
+
+        Returns:
+            Milliseconds until each of these was done or queued.
+        """
         ...
 
     def release(self) -> None:

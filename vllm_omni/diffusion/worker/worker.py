@@ -169,7 +169,9 @@ class Worker:
             data = self.platform.to_host(output).numpy()
             timings = laps.timings()
             deliver(ChunkResult(plan.session_id, plan.chunk_index, data, time.monotonic(), timings))
-        return replace(timings, commit_ms=self.pipeline.commit_chunk(session))
+        after = self.pipeline.commit_chunk(session)
+        condition_ms = timings.condition_ms + after.condition_ms
+        return replace(timings, commit_ms=after.commit_ms, condition_ms=condition_ms)
 
     @contextmanager
     def _closing(self, session_id: str, step: str) -> Iterator[None]:

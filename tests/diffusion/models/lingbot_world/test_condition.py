@@ -14,7 +14,7 @@ from vllm_omni.diffusion.models.lingbot_world.condition import (
     ConditionState,
     prepare_image,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae import EncoderState
+from vllm_omni.diffusion.models.lingbot_world.vae import EncoderState, WanVAE
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -145,6 +145,20 @@ def test_interleaved_sessions_equal_each_alone_bitwise():
         for condition in chunks:
             alone, state = conditions.next_chunk(state)
             assert torch.equal(alone, condition)
+
+
+def test_a_condition_made_ahead_is_the_same_and_is_made_once(monkeypatch):
+    """Bitwise, up to the fixed point and beyond it."""
+    conditions = encoder_for(48, 64)
+    plain, ahead = conditions.fresh(), conditions.fresh()
+    for _ in range(FIXED_POINT_CHUNK + 3):
+        ahead = conditions.make_ahead(ahead)
+        wanted, plain = conditions.next_chunk(plain)
+        with monkeypatch.context() as patch:
+            patch.setattr(WanVAE, "encode", None)
+            condition, ahead = conditions.next_chunk(ahead)
+        assert torch.equal(condition, wanted)
+    assert ahead.fixed is not None
 
 
 def test_bfloat16_reaches_its_fixed_point_too():

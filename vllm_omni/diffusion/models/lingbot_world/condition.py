@@ -1,5 +1,7 @@
 """The first picture as a condition: mask and image latents for each chunk of a session."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
@@ -51,16 +53,23 @@ class ConditionState:
         next_chunk_index: chunk that the next call prepares.
         encoder: history of the encoder; dropped at the fixed point.
         fixed: the condition of every chunk from the fixed point on.
+        ahead: what the next call returns, where that was made before; the history is in it.
     """
 
     next_chunk_index: int
     encoder: EncoderState | None
     fixed: Float[Tensor, "channels 3 latent_height latent_width"] | None
+    ahead: tuple[Float[Tensor, "channels 3 latent_height latent_width"], ConditionState] | None = (
+        None
+    )
 
     def bytes(self) -> int:
         """Count the bytes of all tensors held."""
         if self.fixed is not None:
             return self.fixed.nbytes
+        if self.ahead is not None:
+            condition, following = self.ahead
+            return condition.nbytes + following.bytes()
         return 0 if self.encoder is None else self.encoder.bytes()
 
 
@@ -94,6 +103,8 @@ class ConditionEncoder:
         Returns:
             The condition, which the caller must not write to, and the session's new state.
         """
+        if state.ahead is not None:
+            return state.ahead
         chunk_index = state.next_chunk_index
         if state.fixed is not None:
             return state.fixed, ConditionState(chunk_index + 1, None, state.fixed)
@@ -106,6 +117,15 @@ class ConditionEncoder:
         if chunk_index > 0 and encoder.same_history(state.encoder):
             return condition, ConditionState(chunk_index + 1, None, condition)
         return condition, ConditionState(chunk_index + 1, encoder, None)
+
+    def make_ahead(self, state: ConditionState) -> ConditionState:
+        """Make the next chunk's condition now, so that no control has to wait for it.
+
+        No control decides a condition, so it is the same bit for bit.
+        """
+        if state.fixed is not None:
+            return state
+        return ConditionState(state.next_chunk_index, None, None, self.next_chunk(state))
 
     def _pixels(self, chunk_index: int) -> Float[Tensor, "3 pixel_frames height width"]:
         """Return the picture followed by zeros for chunk 0, and zeros for every later chunk."""

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic, is_root
-from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear import NATIVE, LinearBackend
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
+    ChunkTimings,
     PromptStep,
     SessionRequest,
 )
@@ -116,9 +117,13 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         )
 
     def state_bytes(self, geometry: VideoGeometry) -> int:
-        """Count a session's text KV, decoder history and encoder history, in bytes on this rank."""
-        encoder = self.model.vae.encoder_state_bytes(geometry.height, geometry.width)
-        return self.kv_cache_spec().text_bytes + encoder + self.model.output.decoder_bytes(geometry)
+        """Count a session's text KV, VAE histories and next condition, in bytes on this rank."""
+        model, config = self.model, self.model.transformer.config
+        encoder = model.vae.encoder_state_bytes(geometry.height, geometry.width)
+        values = LATENT_FRAMES_PER_CHUNK * geometry.latent_height * geometry.latent_width
+        condition = (config.in_channels - config.out_channels) * values * model.dtype.itemsize
+        histories = encoder + model.output.decoder_bytes(geometry)
+        return self.kv_cache_spec().text_bytes + histories + condition
 
     def workspace_bytes(self, geometry: VideoGeometry) -> int:
         """Count what the chunk being made holds, in bytes on this rank.
@@ -240,11 +245,14 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         return handed_out, watch
 
     @torch.inference_mode()
-    def commit_chunk(self, session: LingBotSession) -> float:
+    def commit_chunk(self, session: LingBotSession) -> ChunkTimings:
         """Write the clean keys and values of the chunk, then put the session's new state in place.
 
+        Until its fixed point, the condition of the chunk after this one is made here, too: the
+        pixels have left, and the next control waits for nothing but its own chunk.
+
         Returns:
-            Milliseconds until the commit was done or, on a device with a queue, was queued.
+            Milliseconds of both until they were done or, on a device with a queue, were queued.
         """
         setup, pending = session.setup, session.pending
         watch = self._stopwatch(HostLaps())
@@ -259,7 +267,9 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
                 )
         watch.lap("commit_ms")
         session.commit()
-        return watch.timings().commit_ms
+        session.make_condition_ahead()
+        watch.lap("condition_ms")
+        return watch.timings()
 
     def release(self) -> None:
         """Free what the linear layers share with other ranks."""
@@ -288,6 +298,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
             output_kind=request.output,
             prompt=request.prompt,
             geometry=geometry,
+            num_chunks=request.num_chunks,
             schedule=schedule,
             steps=tuple(
                 self.model.transformer.embed_time(torch.tensor([step])) for step in timesteps

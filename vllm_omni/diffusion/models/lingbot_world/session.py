@@ -1,6 +1,6 @@
 """One live world on one rank: the state that lasts from the opening of a session to its end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Float32
@@ -77,6 +77,7 @@ class SessionSetup:
     Attributes:
         output_kind: kind of data that each chunk hands out.
         prompt: the first prompt.
+        num_chunks: length of the rollout, ``None`` until stopped.
         steps: embedded timesteps of the four denoising steps and of the commit.
         generator: source of all noise of the session.
     """
@@ -84,6 +85,7 @@ class SessionSetup:
     output_kind: OutputKind
     prompt: str
     geometry: VideoGeometry
+    num_chunks: int | None
     schedule: DmdSchedule
     steps: tuple[TimeEmbedding, ...]
     conditions: ConditionEncoder
@@ -92,7 +94,7 @@ class SessionSetup:
 
 
 class LingBotSession:
-    """One session. :meth:`commit` alone changes its state; :meth:`close` frees it."""
+    """One session. :meth:`commit` alone moves it on; :meth:`close` frees it."""
 
     def __init__(
         self, session_id: str, setup: SessionSetup, kv: SessionKV, committed: CommittedState
@@ -135,6 +137,13 @@ class LingBotSession:
         drew the noise of the chunk.
         """
         self._committed, self._pending = self.pending.next_state, None
+
+    def make_condition_ahead(self) -> None:
+        """Make the condition of the next chunk, unless the rollout ends before it."""
+        before = self.committed
+        if before.next_chunk != self.setup.num_chunks:
+            condition = self.setup.conditions.make_ahead(before.condition)
+            self._committed = replace(before, condition=condition)
 
     def close(self) -> None:
         """Free everything. A second call does nothing."""
