@@ -89,7 +89,7 @@ class WholeFrame:
     ) -> tuple[
         Float[Tensor, "time height width channels"], Float[Tensor, "time height width channels"]
     ]:
-        """Allocate frames without borders."""
+        """Allocate frames alone: a convolution pads them by itself, so that nothing is written."""
         frames = like.new_empty(time, height, width, like.shape[-1])
         return frames, frames
 
