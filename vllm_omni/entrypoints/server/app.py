@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
@@ -47,6 +48,7 @@ from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.transport import SOCKET_PATH, describe_address, uvicorn_config
 from vllm_omni.entrypoints.server.videos import videos_router
 from vllm_omni.entrypoints.server.web_page import web_page_routes
+from vllm_omni.entrypoints.server.wire_protocols import REQUEST_TIMEOUT_S, HttpProtocol
 from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger
 from vllm_omni.system_errors import is_refusal, sentence
@@ -57,7 +59,7 @@ TITLE = "vllm-omni"
 _LAG_PERIOD_S = 0.1
 _DRAIN_POLL_S = 0.05
 _DRAIN_SHARE = 0.6
-"""Part of the shutdown limit for running chunks; connections and workers end in the rest."""
+"""Part of the shutdown limit for running chunks and answers; what is left ends in the rest."""
 _WORKER_END_S = 2.0
 
 
@@ -172,6 +174,7 @@ class EngineServer(uvicorn.Server):
             self._where = describe_address(sockets[0].getsockname(), self._state.config)
         logger.info("listening, and loading the model: %s", self._where)
         engine = asyncio.create_task(self._run_engine(), name="engine start")
+        engine.add_done_callback(self._engine_ended)
         try:
             await super().serve(sockets)
         finally:
@@ -198,9 +201,21 @@ class EngineServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections, a few at a time; as many as ever may wait for it."""
-        await super().startup(sockets)
+        await super().startup([])
         for listener in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                self._protocol,
+                sock=listener,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=REQUEST_TIMEOUT_S if self.config.is_ssl else None,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
             listener.listen(BACKLOG)
+
+    def _protocol(self) -> asyncio.Protocol:
+        settings = {"config": self.config, "server_state": self.server_state}
+        return self.config.http_protocol_class(**settings, app_state=self.lifespan.state)  # pyright: ignore[reportCallIssue]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: stop admission, drain, tell clients. Second: stop now."""
@@ -216,15 +231,15 @@ class EngineServer(uvicorn.Server):
             await self._keep_engine()
         except OmniError as error:
             logger.critical("%s", error)
-            self._give_up()
         except (OSError, MemoryError, RuntimeError) as error:
-            self._give_up()
             if not is_refusal(error):
                 raise
             logger.critical("the engine could not start: %s", sentence(error))
-        except Exception:
-            self._give_up()
-            raise
+
+    def _engine_ended(self, engine: asyncio.Task[None]) -> None:
+        """Give up, unless it is the server that ends."""
+        if not engine.cancelled():
+            self.exit_status, self.should_exit = 1, True
 
     async def _keep_engine(self) -> None:
         """Start the engine; raises what it ends with."""
@@ -243,22 +258,24 @@ class EngineServer(uvicorn.Server):
             await asyncio.sleep(_LAG_PERIOD_S)
         raise engine.failure
 
-    def _give_up(self) -> None:
-        self.exit_status = 1
-        self.should_exit = True
-
     async def _end_when_drained(self) -> None:
         engine, config = self._state.client.engine, self._state.config
         engine.close_admission()
         drained_by_s = time.monotonic() + config.drain_timeout_s
-        while engine.num_sessions and time.monotonic() < drained_by_s:
+        while (engine.num_sessions or self._is_answering) and time.monotonic() < drained_by_s:
             await asyncio.sleep(_DRAIN_POLL_S)
         self._end_by_s = time.monotonic() + config.shutdown_timeout_s
         engine.drain()
         deadline = time.monotonic() + _DRAIN_SHARE * config.shutdown_timeout_s
-        while self._state.sockets and time.monotonic() < deadline:
+        while (self._state.sockets or self._is_answering) and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
         self.should_exit = True
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a request over HTTP, a whole video perhaps, is not answered to its end."""
+        connections = self.server_state.connections
+        return any(isinstance(one, HttpProtocol) and one.is_answering for one in connections)
 
     def _time_left_s(self) -> float:
         """For the engine to end by itself."""
@@ -281,7 +298,16 @@ def run_server(
 
 def serve_engine(client: EngineClient, *, server: ServerConfig, listener: socket.socket) -> int:
     """:func:`run_server` for an engine that is made but not started."""
-    state = ServerState(client, server, images=ImageSource(server.allowed_media_domains))
-    uvicorn_server = EngineServer(uvicorn_config(create_app(state), server), state)
+    uvicorn_server = engine_server(client, server, listener)
     uvicorn_server.run(sockets=[listener])
     return uvicorn_server.exit_status
+
+
+def engine_server(
+    client: EngineClient, server: ServerConfig, listener: socket.socket
+) -> EngineServer:
+    """What will serve on a bound socket."""
+    # Whether strangers reach it, its address says, not how --host spells that.
+    server = replace(server, host=str(listener.getsockname()[0]))
+    state = ServerState(client, server, images=ImageSource(server.allowed_media_domains))
+    return EngineServer(uvicorn_config(create_app(state), server), state)

@@ -20,7 +20,7 @@ from vllm_omni.entrypoints.server.http_errors import error_body
 
 REQUEST_TIMEOUT_S = 10.0
 """How long a client may take for the head of a request, after the connection was made or was idle
-for as long as it may be."""
+for as long as it may be; and before that, for the handshake of TLS."""
 _UNREAD_TIMEOUT_S = 60.0
 """How long a client may take for the next 64 KiB of an answer, or for what is left of it."""
 _REST_TIMEOUT_S = 60.0
@@ -122,6 +122,11 @@ class HttpProtocol(H11Protocol):
             return Debt.BODY
         is_read = self._is_answered and self.transport.get_write_buffer_size() == 0
         return Debt.REQUEST if self.cycle is None or is_read else Debt.NOTHING
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer is being made, or is not yet read to its end."""
+        return self._owed() is Debt.NOTHING
 
     @property
     def _is_answered(self) -> bool:
