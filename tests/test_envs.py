@@ -18,7 +18,7 @@ def _nothing_set(monkeypatch):
 
 def test_defaults():
     assert [variable() for variable in envs.VARIABLES] == [
-        None, None, None, True, 600, None,
+        None, None, None, None, True, 600, None,
     ]  # fmt: skip
     envs.check()
 

@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 
 import vllm_omni
+from vllm_omni import envs
 from vllm_omni.entrypoints.cli.main import COMMANDS
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
@@ -19,6 +20,9 @@ IMPORT_PATHS = (
     ("vllm_omni.diffusion.data", "OmniDiffusionConfig"),
     ("vllm_omni.diffusion.utils.media_utils", "finalize_streaming_video_bytes"),
     ("vllm_omni.entrypoints.cli.main", "main"),
+    ("vllm_omni.errors", "OmniClientError"),
+    ("vllm_omni.inputs.data", "OmniPromptType"),
+    ("vllm_omni.inputs.data", "OmniSamplingParams"),
     ("vllm_omni.logger", "init_logger"),
     ("vllm_omni.version", "__version__"),
     ("vllm_omni.version", "__version_tuple__"),
@@ -38,6 +42,13 @@ def test_the_classes_are_exported_by_entrypoints_too():
     assert dir(entrypoints) == ["AsyncOmni", "Omni"]
     with pytest.raises(AttributeError, match="Omnibus"):
         entrypoints.__getattr__("Omnibus")
+
+
+def test_the_platform_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(envs, "DEV", tmp_path)
+    from vllm_omni.platforms import current_omni_platform
+
+    assert current_omni_platform.device_type == current_omni_platform.name == "cpu"
 
 
 def test_version_tuple_is_the_version():

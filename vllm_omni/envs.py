@@ -1,4 +1,4 @@
-"""The only reader of the process environment.
+"""The only reader of the process environment, which includes the nodes of devices.
 
 Each variable is declared once, with its default and what it does, and is called for its value.
 :func:`check` reads all of them at start-up.
@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from vllm_omni.errors import ConfigError
@@ -16,6 +17,8 @@ from vllm_omni.errors import ConfigError
 Value = TypeVar("Value")
 
 _VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+DEV = Path("/dev")
+DEVICE_NODES = {"cuda": "nvidia[0-9]*", "npu": "davinci[0-9]*"}
 _EXPORTING = threading.RLock()
 """Held while variables are set for a time: the environment is one for all threads."""
 _TRUTH = {
@@ -72,6 +75,9 @@ action_root: Variable[str | None] = Variable(
 api_key: Variable[str | None] = Variable(
     "VLLM_API_KEY", str, None, "key that requests must carry, where --api-key is not typed"
 )
+log_config_file: Variable[str | None] = Variable(
+    "VLLM_LOGGING_CONFIG_PATH", str, None, "file of --log-config-file, where that is not typed"
+)
 max_image_pixels: Variable[int | None] = Variable(
     "VLLM_MAX_IMAGE_PIXELS", _at_least_one, None,
     "pixels of a picture that a client gives, where that is below the model's own limit",
@@ -91,8 +97,8 @@ storage_path: Variable[str | None] = Variable(
 )  # fmt: skip
 
 VARIABLES = (
-    action_root, api_key, max_image_pixels, media_url_allow_redirects, video_sync_timeout_s,
-    storage_path,
+    action_root, api_key, log_config_file, max_image_pixels, media_url_allow_redirects,
+    video_sync_timeout_s, storage_path,
 )  # fmt: skip
 """All variables that set something."""
 
@@ -111,6 +117,12 @@ def check() -> None:
             wrong.append(str(error))
     if wrong:
         raise ConfigError(f"environment: {'; '.join(wrong)}")
+
+
+def detect_platform() -> str:
+    """The platform whose device nodes this machine has, ``"cpu"`` without any."""
+    found = (name for name, pattern in DEVICE_NODES.items() if any(DEV.glob(pattern)))
+    return next(found, "cpu")
 
 
 def visible_devices(platform: str, workers: Mapping[str, str]) -> tuple[str, str | None]:

@@ -45,6 +45,10 @@ class InvalidRequestError(OmniError, ValueError):
         self.field = field
 
 
+OmniClientError = InvalidRequestError
+"""The name that users of the public package import."""
+
+
 class EventConflictError(InvalidRequestError):
     """An event id was used before in the same session."""
 

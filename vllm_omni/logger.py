@@ -3,12 +3,14 @@
 import base64
 import json
 import logging
+import logging.config
 import re
 import sys
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from pathlib import Path
 from urllib.parse import quote
 
 from typing_extensions import override
@@ -181,6 +183,24 @@ def configure_logging(
     package.propagate = False
 
 
+def apply_log_config(file: str) -> None:
+    """Apply a JSON file of ``logging.config.dictConfig`` over what :func:`configure_logging` did.
+
+    Loggers that the file does not name stay as they are.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it does not configure a log.
+    """
+    config = json.loads(Path(file).read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise ValueError("it holds no object")  # noqa: TRY004
+    try:
+        logging.config.dictConfig({"disable_existing_loggers": False} | config)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(str(error)) from None
+
+
 def logs_json() -> bool:
     """Whether this process logs JSON, for the processes that it starts."""
     handlers = logging.getLogger(_PACKAGE).handlers
@@ -204,9 +224,12 @@ def log_failure() -> OSError | None:
 
 
 def adopt(name: str) -> None:
-    """Send the lines of another library's logger, and of those below it, where ours go."""
-    if logging.getLogger(_PACKAGE).handlers:
-        library = logging.getLogger(name)
+    """Send the lines of another library's logger, and of those below it, where ours go.
+
+    One that goes somewhere already, as the operator said, is left alone.
+    """
+    library = logging.getLogger(name)
+    if logging.getLogger(_PACKAGE).handlers and not library.handlers:
         library.handlers[:] = [_ToOurs()]
         library.propagate = False
 

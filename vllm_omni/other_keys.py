@@ -193,5 +193,7 @@ FLAG_KEYS = (
     refused("omni_master_address", str, _ONE_GROUP, flags="own"),
     refused("omni_master_port", int, _ONE_GROUP, flags="own"),
     refused("omni_replica_address", str, _ONE_GROUP, flags="own"),
-)
+    no_effect("enable_request_id_headers", bool, "every answer carries X-Request-Id", [True],
+              flags="own"),
+)  # fmt: skip
 """On the command line alone."""

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
+from vllm_omni import envs
 from vllm_omni.config import devices
 from vllm_omni.config.resolve import resolve
 from vllm_omni.errors import ConfigError
@@ -12,7 +13,7 @@ pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 @pytest.fixture
 def dev(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "_DEV", tmp_path)
+    monkeypatch.setattr(envs, "DEV", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
     return tmp_path
@@ -49,7 +50,7 @@ def test_without_nodes_nothing_is_known():
 def test_the_platform_of_a_machine(dev, nodes, platform):
     for name in nodes:
         (dev / name).touch()
-    assert devices.detect_platform() == platform
+    assert envs.detect_platform() == platform
 
 
 def test_too_few_devices_names_both_numbers():

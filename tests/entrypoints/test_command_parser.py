@@ -1,5 +1,7 @@
 """An unknown flag is answered in one line by what the user may have meant."""
 
+from pathlib import Path
+
 import pytest
 
 from vllm_omni.entrypoints.cli import main, serve
@@ -69,3 +71,33 @@ def test_an_interrupted_command_is_one_line_and_130(monkeypatch, capsys):
         main.main()
     assert stop.value.code == 130
     assert capsys.readouterr().err == "vllm-omni: interrupted\n"
+
+
+VLLM_FLAGS = Path(__file__).parents[1] / "config/vllm_serve_flags.txt"
+UNUSED = "not used by this model"
+IN_A_FILE = "in a deploy file"
+ANSWERS = {
+    "attention-backend": "use --diffusion-attention-backend",
+    "attention-config": "use --diffusion-attention-backend",
+    "block-size": f"use model_config.ar_diffusion_kv_config.page_tokens {IN_A_FILE}",
+    "distributed-executor-backend": f"use distributed_executor_backend {IN_A_FILE}",
+    "gpu-memory-utilization":
+        f"use model_config.ar_diffusion_kv_config.gpu_memory_fraction {IN_A_FILE}",
+    "kv-cache-memory-bytes":
+        f"use model_config.ar_diffusion_kv_config.gpu_memory_fraction {IN_A_FILE}",
+    "load-format": "use --diffusion-load-format",
+    "override-generation-config": "use --default-sampling-params",
+    "quantization": "use --diffusion-quantization-config",
+    "seed": f"use default_sampling_params.seed {IN_A_FILE}",
+}  # fmt: skip
+"""Flags of vLLM's that something stands for here; each answer was judged by a reader."""
+
+
+def test_no_flag_of_vllm_gets_a_misleading_hint(parser):
+    """What nothing stands for is answered by nothing that could send anybody astray."""
+    flags = VLLM_FLAGS.read_text().split()
+    unknown = [flag for flag in flags if flag not in parser._option_string_actions]
+    assert len(unknown) > 150
+    hints = {flag[2:]: parser._with_hint(flag).removeprefix(flag).strip(" ()") for flag in unknown}
+    told = {flag: hint for flag, hint in hints.items() if hint not in {"", UNUSED}}
+    assert told == ANSWERS

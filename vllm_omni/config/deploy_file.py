@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import yaml
-
 from vllm_omni.config.keys import KEYS, refuse_all, suggest
-from vllm_omni.config.plain_yaml import refuse_ambiguous
+from vllm_omni.config.plain_yaml import as_mapping, read_mapping
 from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import ConfigError, ConfigNotFoundError
 from vllm_omni.other_keys import TOP_KEYS
@@ -90,7 +88,7 @@ def load_deploy_file(name: str | Path) -> DeployFile:
         path,
         {key: tree[key] for key in _FOR_THE_STAGE if key in tree},
         _only_stage(tree, str(path)),
-        _platform_stages(_as_node(tree.get("platforms", {}), path), path),
+        _platform_stages(as_mapping(tree.get("platforms", {}), path), path),
         tuple(no_effect_notes(tree, TOP)),
     )
 
@@ -122,7 +120,7 @@ def _platform_stages(platforms: Node, path: Path) -> dict[str, Node]:
             raise ConfigError(
                 f"{path}: platforms: unknown platform {name!r}; must be {one_of(PLATFORMS)}"
             )
-        found[name] = _only_stage(_checked(_as_node(section, path), _PLATFORM, where), where)
+        found[name] = _only_stage(_checked(as_mapping(section, path), _PLATFORM, where), where)
     return found
 
 
@@ -164,7 +162,7 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> Node:
         raise ConfigError(f"base_config goes in a circle: {chain}")
     if not path.is_file():
         raise ConfigNotFoundError(f"Deploy config not found: {path} (base_config of {seen[-1]})")
-    tree = _read(path)
+    tree = read_mapping(path)
     base = tree.get("base_config")
     if base is None:
         return tree
@@ -200,22 +198,3 @@ def _overlay_stages(base: list[object], over: list[object]) -> list[object]:
         else:
             merged.append(stage)
     return merged
-
-
-def _read(path: Path) -> Node:
-    try:
-        text = path.read_text(encoding="utf-8")
-        refuse_ambiguous(yaml.compose(text, Loader=yaml.SafeLoader), path)
-        tree = yaml.safe_load(text)
-    except RecursionError:
-        raise ConfigError(f"{path} is not usable: its lists and mappings are too deep") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        detail = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid YAML: {detail}") from None
-    return _as_node({} if tree is None else tree, path)
-
-
-def _as_node(value: object, path: Path) -> Node:
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(f"{path} must be a mapping with names as keys, got {value!r}")
-    return value

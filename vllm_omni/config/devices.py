@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 from itertools import pairwise, takewhile
-from pathlib import Path
 from types import MappingProxyType
 
 from vllm_omni import envs
 from vllm_omni.errors import ConfigError
 
-_NODES = {"cuda": "nvidia[0-9]*", "npu": "davinci[0-9]*"}
 _NAMES = ("GPU-", "MIG-")
 """How CUDA's own names of devices begin."""
-_DEV = Path("/dev")
 
 
 def device_names(platform: str, devices: str | None, env: Mapping[str, str]) -> str | None:
@@ -31,7 +28,7 @@ def device_names(platform: str, devices: str | None, env: Mapping[str, str]) -> 
         ConfigError: if a number lies beyond the variable's list, or an NPU could not make out the
             names.
     """
-    if platform not in _NODES or devices is None:
+    if platform not in envs.DEVICE_NODES or devices is None:
         return devices
     variable, allowed = envs.visible_devices(platform, env)
     names = [name.strip() for name in devices.split(",")]
@@ -86,14 +83,14 @@ def visible_device_count(
 
     A ``devices`` list stands over the operator's environment, that over the device nodes.
     """
-    if platform not in _NODES:
+    if platform not in envs.DEVICE_NODES:
         return None
     if devices is not None:
         return len(devices.split(","))
     _, allowed = envs.visible_devices(platform, env)
     if allowed is not None:
         return len(_usable(allowed))
-    return len(list(_DEV.glob(_NODES[platform]))) or None
+    return len(list(envs.DEV.glob(envs.DEVICE_NODES[platform]))) or None
 
 
 def _usable(allowed: str) -> list[str]:
@@ -113,21 +110,15 @@ def _check_rising(names: list[str]) -> None:
         )
 
 
-def detect_platform() -> str:
-    """The platform whose device nodes this machine has, ``"cpu"`` without any."""
-    for platform, pattern in _NODES.items():
-        if any(_DEV.glob(pattern)):
-            return platform
-    return "cpu"
-
-
 def refuse_missing_devices(devices: str) -> None:
     """Refuse a deployment that lists devices where the machine shows none.
 
     Raises:
         ConfigError: what was looked for, and the setting that asks for the CPU.
     """
-    looked = ", ".join(f"{_DEV}/{pattern.split('[')[0]}*" for pattern in _NODES.values())
+    looked = ", ".join(
+        f"{envs.DEV}/{pattern.split('[')[0]}*" for pattern in envs.DEVICE_NODES.values()
+    )
     raise ConfigError(
         f"devices={devices!r} asks for GPUs or NPUs, but this machine shows none (looked for "
         f"{looked}); see to the driver, or set device: cpu (--device cpu) to run on the CPU, or "

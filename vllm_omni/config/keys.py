@@ -1,7 +1,7 @@
 """All keys of a stage, and what to say of a name that is none of them."""
 
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.config.stage import StageSettings
@@ -52,15 +52,14 @@ _INSTEAD = {
     "sp": "parallel_config.ulysses_degree",
     "tp": "parallel_config.tensor_parallel_size",
     "load_format": "diffusion_load_format",
-    "compilation_config": "enforce_eager",
-    "cuda_graph_sizes": "enforce_eager",
     "height": "model_config.ar_diffusion_height",
     "width": "model_config.ar_diffusion_width",
     "override_generation_config": "default_sampling_params",
 }
 """Name of vLLM's -> key that stands for it here."""
 _UNUSED = frozenset({
-    "async_scheduling", "chat_template", "cpu_offload_gb", "disable_log_requests",
+    "async_scheduling", "chat_template", "compilation_config", "cpu_offload_gb", "cuda_graph_sizes",
+    "disable_log_requests",
     "disable_sliding_window", "download_dir", "enable_auto_tool_choice", "enable_chunked_prefill",
     "enable_lora", "enable_prefix_caching", "generation_config", "hf_config_path", "hf_overrides",
     "hf_token", "kv_cache_dtype", "kv_transfer_config", "limit_mm_per_prompt", "lora_modules",
@@ -89,8 +88,16 @@ def names_in(section: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(inside))
 
 
-_LIKENESS = 0.7
-"""How alike two names must be (0 to 1) for one to be taken for a slip of the other."""
+_LIKENESS = 0.75
+"""How alike two words must be (0 to 1) for one to be taken for a slip of the other."""
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """Whether each word of a name could be meant for that of another; ends alone say nothing."""
+    pairs = zip(name.split("_"), known.split("_"), strict=False)
+    return name.count("_") == known.count("_") and all(
+        SequenceMatcher(None, one, other).ratio() >= _LIKENESS for one, other in pairs
+    )
 
 
 def suggest(name: str, local: Iterable[str], spell: Callable[[str], str] = str) -> str:
@@ -107,7 +114,7 @@ def suggest(name: str, local: Iterable[str], spell: Callable[[str], str] = str) 
         return f" (the server alone has it: {SERVER_FLAGS[name]})"
     if name in _UNUSED:
         return " (not used by this model)"
-    close = get_close_matches(name, [*local, *_PLACES], n=1, cutoff=_LIKENESS)
+    close = get_close_matches(name, [one for one in (*local, *_PLACES) if _is_slip(name, one)], n=1)
     return f" (did you mean {spell(_PLACES.get(close[0], close[0]))}?)" if close else ""
 
 

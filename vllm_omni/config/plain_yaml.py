@@ -23,17 +23,36 @@ _PLAIN = {
 """What a scalar of each kind may look like without quotes."""
 
 
-def refuse_ambiguous(root: yaml.Node | None, path: Path) -> None:
-    """Refuse what the reader would take without a word, although it can hardly be meant.
-
-    Args:
-        path: the file, for the message.
+def read_mapping(path: Path) -> dict[str, object]:
+    """Read a file whose top level is a mapping; an empty one is an empty mapping.
 
     Raises:
-        ConfigError: naming the line of a key that is given twice, of a number that is not plainly
-            decimal, and of an anchor that holds itself.
+        OSError: if it cannot be read.
+        ConfigError: if it is no such YAML; naming the line of what the reader would take without a
+            word, although it can hardly be meant: a key that is given twice, a number that is not
+            plainly decimal, an anchor that holds itself.
     """
-    _walk(root, path, set(), set())
+    try:
+        text = path.read_text(encoding="utf-8")
+        _walk(yaml.compose(text, Loader=yaml.SafeLoader), path, set(), set())
+        tree = yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigError(f"{path} is not usable: its lists and mappings are too deep") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        detail = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not valid YAML: {detail}") from None
+    return as_mapping({} if tree is None else tree, path)
+
+
+def as_mapping(value: object, path: Path) -> dict[str, object]:
+    """A part of a file that has to be a mapping of names.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{path} must be a mapping with names as keys, got {value!r}")
+    return value
 
 
 def _walk(node: yaml.Node | None, path: Path, within: set[int], done: set[int]) -> None:

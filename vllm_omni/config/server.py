@@ -1,15 +1,30 @@
 """Settings of the HTTP and WebSocket server, beside those of the engine."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from vllm_omni.errors import ConfigError
 from vllm_omni.setting import Positive, Text, check_fields, setting
+from vllm_omni.wording import refuse
 
 Words = tuple[Text, ...]
+
+
+def _path_of_proxy(path: str) -> str:
+    if path and not re.fullmatch("(/[A-Za-z0-9._~-]+)+", path):
+        raise refuse("must begin with / and not end with one, of letters, digits and . _ ~ -")
+    return path
+
+
+def _endpoint(url: str | None) -> str | None:
+    if url is not None and not (url.startswith(("http://", "https://")) and urlsplit(url).hostname):
+        raise refuse("must be a URL of http or https (OTLP over gRPC is not spoken)")
+    return url
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,11 @@ class ServerConfig:
         "address to listen on", "--host", unsaid="all IPv4 addresses")] = None
     port: Annotated[int, Field(ge=0, le=65535), setting(
         "port to listen on; 0 lets the system choose", "--port")] = 8000
+    uds: Annotated[Text | None, setting(
+        "Unix socket to listen on, in the place of --host and --port", "--uds")] = None
+    root_path: Annotated[str, AfterValidator(_path_of_proxy), setting(
+        "path under which a proxy shows this server, for example /worlds, whether or not it strips "
+        "that path", "--root-path")] = ""
     api_keys: Annotated[Words, setting(
         "requests must carry one of these as bearer token", "--api-key",
         unsaid="that of VLLM_API_KEY; none needed where it is not set",
@@ -63,6 +83,9 @@ class ServerConfig:
     allowed_headers: Annotated[Words, setting(
         "headers that pages of --allowed-origins may send",
         "--allowed-headers", unsaid="all")] = ("*",)
+    allow_credentials: Annotated[bool, setting(
+        "let pages of --allowed-origins send credentials of the browser",
+        "--allow-credentials")] = False
     max_pixels: Annotated[Positive, setting(
         "largest width x height of a request, in pixels", "--max-generated-image-size",
         unsaid="7680 x 4320")] = 7680 * 4320
@@ -70,6 +93,10 @@ class ServerConfig:
     log_file: Annotated[str | None, setting("write the log to this file, too", "--log-file")] = None
     log_format: Annotated[Literal["text", "json"], setting(
         "how log lines are written: json for one object a line", "--log-format")] = "text"
+    log_config_file: Annotated[str | None, setting(
+        "JSON file of logging.config.dictConfig, applied over the log as it is; loggers are "
+        "vllm_omni, uvicorn.error and uvicorn.access. Formatters of the file hide no keys",
+        "--log-config-file", unsaid="that of VLLM_LOGGING_CONFIG_PATH")] = None
     log_level: Annotated[Literal["critical", "error", "warning", "info", "debug", "trace"], setting(
         "what the HTTP server logs", "--uvicorn-log-level")] = "info"
     access_log: Annotated[bool, setting(
@@ -84,6 +111,9 @@ class ServerConfig:
     ssl_cert_reqs: Annotated[Literal[0, 1, 2] | None, setting(
         "certificates of clients: 0 none, 1 optional, 2 required", "--ssl-cert-reqs",
         unsaid="2 with --ssl-ca-certs, else 0")] = None
+    otlp_traces_endpoint: Annotated[str | None, AfterValidator(_endpoint), setting(
+        "URL that traces are sent to by OTLP over HTTP, for example http://127.0.0.1:4318/v1/traces"
+        "; needs the extra otel", "--otlp-traces-endpoint")] = None
     shutdown_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False), setting(
         "seconds for an orderly end after SIGTERM", "--shutdown-timeout")] = 30.0
     drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False), setting(
@@ -106,9 +136,11 @@ class ServerConfig:
                         "that no header can carry; choose one of letters and digits (the variable "
                         "VLLM_API_KEY gives the one of --api-key)"
                     )
-        if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs) and not self.ssl_certfile:
+        tls = (self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs, self.ssl_ciphers)
+        if any(tls) and not self.ssl_certfile:
             raise ConfigError(
-                "--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile"
+                "--ssl-keyfile, --ssl-ca-certs, --ssl-cert-reqs and --ssl-ciphers need "
+                "--ssl-certfile"
             )
         if self.ssl_cert_reqs and not self.ssl_ca_certs:
             raise ConfigError("--ssl-cert-reqs needs --ssl-ca-certs: who signs the clients?")
@@ -116,6 +148,7 @@ class ServerConfig:
             ("--ssl-keyfile", self.ssl_keyfile),
             ("--ssl-certfile", self.ssl_certfile),
             ("--ssl-ca-certs", self.ssl_ca_certs),
+            ("--log-config-file", self.log_config_file),
         ):
             if name is not None and not Path(name).is_file():
                 raise ConfigError(f"{flag}: must name a file, got {name!r}")

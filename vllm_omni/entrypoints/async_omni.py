@@ -6,13 +6,13 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-from vllm_omni.config.devices import detect_platform
 from vllm_omni.config.resolve import resolve
 from vllm_omni.diffusion.messages import SessionRequest
 from vllm_omni.engine.session import ChunkReady, Ended, EndReason, StopCause
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.event_queue import EventQueue
 from vllm_omni.entrypoints.outputs import ClipCollector, chunk_output
+from vllm_omni.envs import detect_platform
 from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.inputs.checking import validate
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams

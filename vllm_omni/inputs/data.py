@@ -77,3 +77,9 @@ class OmniDiffusionSamplingParams:
     boundary_ratio: float | int | None = None
     quality: str | None = None
     extra_args: dict[str, object] = field(default_factory=dict)
+
+
+OmniPromptType = str | OmniTextPrompt
+"""What ``generate`` takes as a prompt; a name that users of the public package import."""
+OmniSamplingParams = OmniDiffusionSamplingParams
+"""Another such name; there is one kind of parameters."""

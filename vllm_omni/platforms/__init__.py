@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from vllm_omni.envs import detect_platform
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.base import Platform
 
@@ -24,3 +25,10 @@ def create_platform(name: str) -> Platform:
         raise ConfigError(f"device must be one of {', '.join(_PLATFORMS)}, got {name!r}")
     module, attribute = _PLATFORMS[name]
     return getattr(import_module(module), attribute)()
+
+
+def __getattr__(name: str) -> Platform:
+    """``current_omni_platform``, the name of the public package: what this machine has."""
+    if name != "current_omni_platform":
+        raise AttributeError(f"module 'vllm_omni.platforms' has no attribute {name!r}")
+    return create_platform(detect_platform())

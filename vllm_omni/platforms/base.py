@@ -37,6 +37,11 @@ class Platform(Protocol):
     attention_backend: str
     pool_from_free_memory: bool
 
+    @property
+    def device_type(self) -> str:
+        """``name``, as torch and users of the public package call it."""
+        return self.name
+
     def device(self, local_rank: int) -> torch.device:
         """Return the device of a rank and make it current for this process."""
         ...

@@ -11,6 +11,7 @@ from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
+CERTIFICATE = Path(__file__).parents[2] / "helpers/fixtures/localhost.pem"
 BROKEN = "-----BEGIN CERTIFICATE-----\nbm8gY2VydGlmaWNhdGU=\n-----END CERTIFICATE-----\n"
 
 
@@ -24,11 +25,19 @@ def test_what_is_no_certificate(tmp_path: Path, content):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("ciphers", ["nonsense", "ECDHE+nonsense", "", ":"])
+def test_what_is_no_cipher(ciphers):
+    server = ServerConfig(("world",), ssl_certfile=str(CERTIFICATE), ssl_ciphers=ciphers)
+    with pytest.raises(ConfigError, match=r"--ssl-ciphers: .*no cipher"):
+        check_tls(server)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [({"ssl_cert_reqs": 2}, "need --ssl-certfile"),
      ({"ssl_cert_reqs": 1, "ssl_certfile": __file__}, "needs --ssl-ca-certs"),
-     ({"ssl_ca_certs": __file__}, "need --ssl-certfile")],
+     ({"ssl_ca_certs": __file__}, "need --ssl-certfile"),
+     ({"ssl_ciphers": "ECDHE+AESGCM"}, "need --ssl-certfile")],
 )  # fmt: skip
 def test_what_would_protect_nothing(settings, words):
     with pytest.raises(ConfigError, match=words):

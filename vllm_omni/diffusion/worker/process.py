@@ -32,7 +32,7 @@ from vllm_omni.diffusion.messages import (
 )
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import OmniError, WorkerFailedError
-from vllm_omni.logger import configure_logging, get_logger
+from vllm_omni.logger import apply_log_config, configure_logging, get_logger
 from vllm_omni.system_errors import is_refusal, sentence
 
 if TYPE_CHECKING:
@@ -189,6 +189,8 @@ def _serve(task: WorkerTask, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
             file=task.log_file,
             as_json=task.logs_json,
         )
+        if (log_config_file := envs.log_config_file()) is not None:
+            apply_log_config(log_config_file)
         worker = _load(task, pipe)
     pipe.send(Done(worker.capacity))
     commands = _Commands(worker, pipe, pixels)

@@ -62,6 +62,9 @@ class Flag:
         return spelled.startswith(("no_", "disable_")) and spelled != self.setting.name
 
 
+_GROUPS = {Status.REFUSED: "refused", Status.NO_EFFECT: "without effect"}
+
+
 def _own(key: str, kind: object, text: str) -> Flag:
     flag = f"--{key.replace('_', '-')}"
     return Flag("serve", "model and configuration", Setting(key, kind, text, flags=(flag,)))
@@ -73,13 +76,13 @@ def _section(key: str, flags: str, text: str) -> Flag:
 
 def _of_engine(setting: Setting) -> Flag:
     group = "parallelism" if setting.section == PARALLEL else "execution"
-    groups = {Status.USED: group, Status.REFUSED: "refused", Status.NO_EFFECT: "without effect"}
-    return Flag("engine", groups[setting.status], setting)
+    return Flag("engine", _GROUPS.get(setting.status, group), setting)
 
 
 FLAGS = (
     _own("model", str, "checkpoint directory or hub id; the same as MODEL"),
     _own("omni", bool, "choose this server where vLLM is installed"),
+    _own("config", str, "YAML file of flags, without their dashes; those of the line win"),
     _own("deploy_config", str,
          "deploy file; a bare name is also looked up among the packaged ones"),
     _own("stage_overrides", object,
@@ -93,7 +96,7 @@ FLAGS = (
     *(_of_engine(one) for one in KEYS.values() if one.flags and one.status is Status.USED),
     *(Flag("server", "server", one) for _, one in settings_of(ServerConfig)),
     *(_of_engine(one) for one in KEYS.values() if one.flags and one.status is not Status.USED),
-    *(Flag("refuse", "refused", one) for one in FLAG_KEYS),
+    *(Flag("refuse", _GROUPS[one.status], one) for one in FLAG_KEYS),
 )  # fmt: skip
 """All flags of the command, grouped by what comes of them."""
 

@@ -7,18 +7,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 from vllm_omni import envs
 from vllm_omni.config.checkpoint import require_model
 from vllm_omni.config.deploy_file import PACKAGED_DIR
-from vllm_omni.config.devices import detect_platform
 from vllm_omni.config.layers import COMMAND_LINE
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
 from vllm_omni.config.server import ServerConfig
+from vllm_omni.entrypoints.cli.config_file import with_config_file
 from vllm_omni.entrypoints.cli.flags import add_flags, refuse_by_name, typed_values
 from vllm_omni.entrypoints.server.connections import BACKLOG, raise_descriptor_limit
+from vllm_omni.envs import detect_platform
 from vllm_omni.errors import ConfigError
-from vllm_omni.logger import configure_logging, get_logger, log_failure, spellings_of
+from vllm_omni.logger import (
+    apply_log_config,
+    configure_logging,
+    get_logger,
+    log_failure,
+    spellings_of,
+)
 from vllm_omni.setting import HIDDEN
 from vllm_omni.system_errors import reason, sentence
 from vllm_omni.wording import shown
@@ -27,6 +35,12 @@ logger = get_logger(__name__)
 
 _WITHOUT_DEPLOY_FILE = PACKAGED_DIR / "live_worlds.yaml"
 """File that stands in where none is named: worlds are streamed and steered."""
+_JSON_LISTS = {
+    "allowed_origins": "--allowed-origins",
+    "allowed_methods": "--allowed-methods",
+    "allowed_headers": "--allowed-headers",
+}
+_TCP_FLAGS = "--host or --port"
 _SERVER_MODULE = "vllm_omni.entrypoints.server.app"
 _TLS_MODULE = "vllm_omni.entrypoints.server.tls"
 _CHECKS_MODULE = "vllm_omni.entrypoints.server.start_checks"
@@ -54,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """
     configure_logging()
     raise_descriptor_limit()
+    args = with_config_file(args)
     model = _model(args)
     refuse_by_name(args)
     server = _server_config(args, model)
@@ -103,24 +118,28 @@ def _server_config(args: argparse.Namespace, model: str) -> ServerConfig:
         key: tuple(value) if isinstance(value, list) else value
         for key, value in typed_values(args, "server").items()
     }
+    for key, flag in _JSON_LISTS.items():
+        words = given.get(key)
+        if isinstance(words, tuple):
+            given[key] = _listed(words, flag)
     key = envs.api_key()
     if key is not None and "api_keys" not in given:
         logger.info("requests need the API key of VLLM_API_KEY")
         given["api_keys"] = (key,)
-    settings = replace(ServerConfig((model,)), **given)
-    return replace(settings, allowed_origins=_origins(settings.allowed_origins))
+    given = {"log_config_file": envs.log_config_file()} | given
+    return replace(ServerConfig((model,)), **given)
 
 
-def _origins(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Origins as words, or as the one JSON list that vLLM's flag of this name takes."""
+def _listed(words: tuple[str, ...], flag: str) -> tuple[str, ...]:
+    """Words as they are typed, or as the one JSON list that vLLM's flag of this name takes."""
     if len(words) != 1 or not words[0].lstrip().startswith("["):
         return words
     try:
         listed = json.loads(words[0])
     except ValueError as error:
-        raise ConfigError(f"--allowed-origins is not a JSON list: {error}") from None
-    if not all(isinstance(origin, str) for origin in listed):
-        raise ConfigError(f"--allowed-origins: must list texts, got {shown(listed)}")
+        raise ConfigError(f"{flag} is not a JSON list: {error}") from None
+    if not all(isinstance(word, str) for word in listed):
+        raise ConfigError(f"{flag}: must list texts, got {shown(listed)}")
     return tuple(listed)
 
 
@@ -171,6 +190,12 @@ def _log_as(server: ServerConfig) -> Iterator[None]:
         )
     except OSError as error:
         raise ConfigError(f"--log-file: {sentence(error)}") from None
+    if server.log_config_file is not None:
+        try:
+            apply_log_config(server.log_config_file)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--log-config-file: {server.log_config_file!r}: {error}") from None
+        envs.export({envs.log_config_file.name: server.log_config_file})  # for the workers
     try:
         yield
     finally:
@@ -178,7 +203,7 @@ def _log_as(server: ServerConfig) -> Iterator[None]:
 
 
 def open_listener(server: ServerConfig) -> socket.socket:
-    """Take the port before anything is loaded.
+    """Take the port, or the Unix socket, before anything is loaded.
 
     The socket listens at once: without that, a second server could bind the same port.
 
@@ -186,15 +211,30 @@ def open_listener(server: ServerConfig) -> socket.socket:
         ConfigError: if the address is in use or not of this machine.
     """
     host = server.host or ""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address, where, flags = (host, server.port), f"{host or '0.0.0.0'}:{server.port}", _TCP_FLAGS
+    if server.uds is not None:
+        family, address, where, flags = socket.AF_UNIX, server.uds, server.uds, "--uds"
+    listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, server.port))
+        if server.uds is not None:
+            _remove_if_left(Path(server.uds))
+        listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {host or '0.0.0.0'}:{server.port}: {error.strerror}; choose another "
-            "--host or --port"
+            f"cannot listen on {where}: {reason(error)}; choose another {flags}"
         ) from None
     return listener
+
+
+def _remove_if_left(path: Path) -> None:
+    """Remove a Unix socket that nobody listens on any more: nothing else makes its place free."""
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as asking:
+            try:
+                asking.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()

@@ -48,9 +48,10 @@ class AccessControl:
             return
         headers = Headers(scope=scope)
         refusal = None
-        if scope["path"] not in _PROBES and not self._host_allowed(headers):
+        path = _route_path(scope)
+        if path not in _PROBES and not self._host_allowed(headers):
             refusal = (_FORBIDDEN, _refused_host(headers["host"]))
-        elif (keys := self._keys_of(scope["path"])) and not _has_key(keys, scope, headers):
+        elif (keys := self._keys_of(path)) and not _has_key(keys, scope, headers):
             refusal = (_UNAUTHORIZED, "a valid API key is required: Authorization: Bearer KEY")
         elif _changes_something(scope) and not self._origin_allowed(headers):
             refusal = (_FORBIDDEN, _refused_origin(headers["origin"]))
@@ -99,6 +100,12 @@ def _has_key(keys: tuple[str, ...], scope: Scope, headers: Headers) -> bool:
     return any(
         hmac.compare_digest(one, key) for one in given for text in keys for key in _spellings(text)
     )
+
+
+def _route_path(scope: Scope) -> str:
+    """The path as routes are found by it: without that of a proxy that does not strip its own."""
+    path, root = scope["path"], scope.get("root_path", "")
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def _refused_host(host: str) -> str:

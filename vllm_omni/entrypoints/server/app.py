@@ -45,6 +45,7 @@ from vllm_omni.entrypoints.server.realtime_video import (
 from vllm_omni.entrypoints.server.refusals import refusal_of_handshake
 from vllm_omni.entrypoints.server.request_ids import RequestIds, name_request
 from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.entrypoints.server.tracing import traces_of
 from vllm_omni.entrypoints.server.transport import SOCKET_PATH, describe_address, uvicorn_config
 from vllm_omni.entrypoints.server.videos import videos_router
 from vllm_omni.entrypoints.server.web_page import web_page_routes
@@ -63,8 +64,9 @@ _DRAIN_SHARE = 0.6
 _WORKER_END_S = 2.0
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
+def _add_middleware(app: FastAPI, state: ServerState) -> None:
     """Put in front of all routes what each request passes; the last one that is added is first."""
+    config = state.config
     app.add_middleware(AccessControl, config=config)
     if config.allowed_origins:
         # In front of the access control: a preflight carries no key, and a page may read refusals.
@@ -73,10 +75,11 @@ def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
             allow_origins=config.allowed_origins,
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
             expose_headers=["*"],
         )
     app.add_middleware(OneErrorShape)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds, traces=state.traces)
 
 
 def _answer_head(router: APIRouter) -> None:
@@ -106,11 +109,12 @@ def create_app(state: ServerState, timers: Timers | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json" if state.config.api_page else None,
     )
+    app.root_path = state.config.root_path
     app.add_exception_handler(OmniError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_wrong_parameters)
     app.add_exception_handler(Exception, answer_error)
-    _add_middleware(app, state.config)
+    _add_middleware(app, state)
     routers = [operations_router(state), videos_router(state)]
     if state.config.admin_keys:
         routers.append(admin_router(state))
@@ -182,7 +186,10 @@ class EngineServer(uvicorn.Server):
             for fault in await asyncio.gather(engine, return_exceptions=True):
                 if isinstance(fault, Exception):
                     logger.critical("the engine stopped by a bug", exc_info=fault)
-            await asyncio.to_thread(self._state.client.engine.close, self._time_left_s())
+            await asyncio.gather(
+                asyncio.to_thread(self._state.client.engine.close, self._time_left_s()),
+                asyncio.to_thread(self._state.traces.close),
+            )
             logger.info("stopped")
 
     @contextlib.contextmanager
@@ -308,6 +315,8 @@ def engine_server(
 ) -> EngineServer:
     """What will serve on a bound socket."""
     # Whether strangers reach it, its address says, not how --host spells that.
-    server = replace(server, host=str(listener.getsockname()[0]))
-    state = ServerState(client, server, images=ImageSource(server.allowed_media_domains))
+    host = str(listener.getsockname()[0]) if server.uds is None else None
+    server = replace(server, host=host)
+    images = ImageSource(server.allowed_media_domains)
+    state = ServerState(client, server, images=images, traces=traces_of(server))
     return EngineServer(uvicorn_config(create_app(state), server), state)

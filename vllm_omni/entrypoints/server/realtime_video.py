@@ -46,6 +46,7 @@ from vllm_omni.entrypoints.server.refusals import count_refusal, refusals_counte
 from vllm_omni.entrypoints.server.request_ids import name_request
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.steering import Steering
+from vllm_omni.entrypoints.server.tracing import NO_TRACE
 from vllm_omni.errors import (
     InvalidRequestError,
     OmniError,
@@ -92,6 +93,7 @@ class RealtimeVideoSession:
         self._steering = Steering(channel, state, self._request_id)
         self._config: dict[str, JsonValue] = {}
         self._session_id: str | None = None
+        self._trace = NO_TRACE
         self._position: int | None = None
         self._stopped = False
         self._binary_frames = 0
@@ -186,11 +188,13 @@ class RealtimeVideoSession:
             self._session_id = self._engine.open(
                 session, self._events.put, options, request_id=self._request_id
             )
-            await self._steering.begin(self._session_id)
-            while not isinstance(event := await self._events.get(), Ended):
-                self._progressed()
-                await self._handle(event, start, encoder)
-            await self._finish(event, encoder)
+            with self._state.traces.session(self._session_id) as self._trace:
+                await self._steering.begin(self._session_id)
+                while not isinstance(event := await self._events.get(), Ended):
+                    self._progressed()
+                    self._trace.took(event)
+                    await self._handle(event, start, encoder)
+                await self._finish(event, encoder)
         finally:
             encoder.close()
 
@@ -212,6 +216,7 @@ class RealtimeVideoSession:
 
     async def _send_chunk(self, event: ChunkReady, encoder: ChunkEncoder) -> None:
         payload = await self._state.in_thread(encoder.encode, event.result.data)
+        self._trace.part("encode")
         receipt = event.receipt
         metadata = VideoChunkMetadata(
             request_id=self._request_id,
@@ -226,6 +231,7 @@ class RealtimeVideoSession:
             applied=dict(receipt.applied),
         )
         await self._channel.send_chunk(metadata, payload)
+        self._trace.part("deliver")
         self._binary_frames += 1
         self._progressed()
         if self._session_id is not None:

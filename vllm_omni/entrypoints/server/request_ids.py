@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vllm_omni.entrypoints.server.tracing import Traces
 from vllm_omni.logger import get_logger, request_id
 
 logger = get_logger(__name__)
@@ -25,15 +26,18 @@ _BEGINS_ANSWER = {"http.response.start", "websocket.accept", "websocket.http.res
 class RequestIds:
     """ASGI middleware in front of all others, so that their refusals carry the id, too."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, traces: Traces) -> None:
         self._app = app
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Note the id of a request, and put it on the answer."""
+        """Note the id of a request and its trace, and put the id on the answer."""
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
+        headers = Headers(scope=scope)
+        self._traces.join(headers)
+        given = headers.get(HEADER, "")
         chosen = _FIT.fullmatch(given) is not None
         _is_chosen.set(chosen)
         request_id.set(given if chosen else uuid.uuid4().hex)

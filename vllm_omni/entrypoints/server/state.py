@@ -16,6 +16,7 @@ from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.protocol import Capabilities
 from vllm_omni.entrypoints.server.start import NAMES, SessionStart
+from vllm_omni.entrypoints.server.tracing import NO_TRACES, Traces
 from vllm_omni.inputs.door import Door
 from vllm_omni.inputs.request import RolloutRequest
 from vllm_omni.logger import get_logger
@@ -36,6 +37,7 @@ class ServerState:
     client: EngineClient
     config: ServerConfig
     images: ImageSource = field(default_factory=ImageSource)
+    traces: Traces = NO_TRACES
     threads: ThreadPoolExecutor = field(default_factory=_media_threads)
     sockets: set[asyncio.Task[None]] = field(default_factory=set)
 

@@ -1,17 +1,18 @@
-"""Tries certificate, key and authorities at the start, so that what is wrong is one line."""
+"""Tries what TLS will need at the start, so that what is wrong is one line."""
 
 import ssl
 
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.errors import ConfigError
 from vllm_omni.system_errors import reason
+from vllm_omni.wording import shown
 
 
 def check_tls(server: ServerConfig) -> None:
     """Load what TLS will need, as the server will.
 
     Raises:
-        ConfigError: naming the flags of the file that cannot be used, and why.
+        ConfigError: naming the flags of what cannot be used, and why.
     """
     if server.ssl_certfile is None:
         return
@@ -23,6 +24,14 @@ def check_tls(server: ServerConfig) -> None:
             f"--ssl-certfile and --ssl-keyfile: the certificate or its key cannot be used: "
             f"{_reason(error)}"
         ) from None
+    if server.ssl_ciphers is not None:
+        try:
+            context.set_ciphers(server.ssl_ciphers)
+        except ssl.SSLError:
+            raise ConfigError(
+                f"--ssl-ciphers: OpenSSL knows no cipher of {shown(server.ssl_ciphers)}; "
+                "`openssl ciphers` lists them"
+            ) from None
     if server.ssl_ca_certs is None:
         return
     try:

@@ -68,7 +68,8 @@ def _route_logs() -> None:
     for name in ("uvicorn", "asyncio"):
         adopt(name)
     access = logging.getLogger("uvicorn.access")
-    access.propagate = True  # An earlier server of this process may have switched it off.
+    if not access.handlers:
+        access.propagate = True  # An earlier server of this process may have switched it off.
     access.addFilter(_is_no_probe)
     errors = logging.getLogger("uvicorn.error")
     errors.addFilter(_is_no_life_cycle)
@@ -116,17 +117,19 @@ class _NoDescriptors(logging.Filter):
         return True
 
 
-def describe_address(address: tuple[object, ...], server: ServerConfig) -> str:
+def describe_address(address: object, server: ServerConfig) -> str:
     """Where a client finds the server: the page, where it is served, and the socket of worlds.
 
     Args:
         address: of the listening socket, as ``getsockname`` gives it; a socket on all addresses
             is named by the loopback one.
     """
+    secure = "s" if server.ssl_certfile is not None else ""
+    if not isinstance(address, tuple):
+        return f"Unix socket {address}, http{secure} and ws{secure}"
     host, port = str(address[0]), address[1]
     shown = _ANY_HOST.get(host, host)
     place = f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
-    secure = "s" if server.ssl_certfile is not None else ""
     page = f"http{secure}://{place}/"
     everywhere = f", on all addresses ({host})" if host in _ANY_HOST else ""
     return (

@@ -17,6 +17,7 @@ from vllm_omni.entrypoints.server.http_errors import HttpRefusalError
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.entrypoints.server.tracing import SessionTrace
 from vllm_omni.errors import SessionClosedError
 from vllm_omni.system_errors import reason
 
@@ -128,7 +129,8 @@ class VideoRollout:
                 ChunkEncoder, session.width, session.height, session.fps, self.request.encoder
             )
             try:
-                return await self._collect(encoder, progress)
+                with self._state.traces.session(self._session_id) as trace:
+                    return await self._collect(encoder, progress, trace)
             finally:
                 encoder.close()
         except Exception:
@@ -138,17 +140,21 @@ class VideoRollout:
         finally:
             self.abandon()
 
-    async def _collect(self, encoder: ChunkEncoder, progress: Progress) -> FinishedVideo:
+    async def _collect(
+        self, encoder: ChunkEncoder, progress: Progress, trace: SessionTrace
+    ) -> FinishedVideo:
         session = self.request.session
         fragments, durations = bytearray(), dict[str, float]()
         started_s = last_s = time.monotonic()
         while not isinstance(event := await self._events.get(), Ended):
+            trace.took(event)
             if isinstance(event, Opened):
                 started_s = event.at_s
                 progress(0.0)
             if isinstance(event, ChunkReady):
                 last_s = event.result.ready_s
                 fragments += await self._encode(encoder, event)
+                trace.part("encode")
                 _check_size(len(fragments))
                 for name, seconds in stage_seconds(event.result.timings).items():
                     durations[name] = durations.get(name, 0.0) + seconds
