@@ -20,6 +20,7 @@ from vllm_omni.errors import ConfigError
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 ROOT = Path(__file__).resolve().parents[3]
+PEM = ROOT / "tests/helpers/fixtures/localhost.pem"
 TINY = str(ROOT / "benchmarks" / "lingbot_world" / "configs" / "cpu_tiny.yaml")
 
 
@@ -210,12 +211,75 @@ def test_the_log_also_goes_to_a_file(model, started, tmp_path):
         ("/caf\udce9", "model '/caf\\udce9': its path must be UTF-8; rename it"),
         ("MODEL --allowed-origins [1]", "--allowed-origins: must list texts"),
         ("MODEL --allowed-origins [", "--allowed-origins is not a JSON list"),
+        ("MODEL --allowed-methods [1]", "--allowed-methods: must list texts"),
+        ("MODEL --root-path worlds", "--root-path: must begin with /"),
+        ("MODEL --root-path /worlds/", "--root-path: must begin with /"),
+        ("MODEL --uds /no/such/s", "/no/such/s: No such file or directory; choose another --uds"),
+        (f"MODEL --uds {'/long' * 30}", "path too long; choose another --uds"),
+        ("MODEL --log-config-file /no/such.json", "--log-config-file: must name a file"),
+        (f"MODEL --log-config-file {__file__}", f"--log-config-file: '{__file__}': Extra data"),
+        ("MODEL --otlp-traces-endpoint grpc://h:4317", "--otlp-traces-endpoint: must be a URL"),
+        ("MODEL --ssl-ciphers AES128", "--ssl-ciphers need --ssl-certfile"),
+        (f"MODEL --ssl-certfile {PEM} --ssl-ciphers no", "--ssl-ciphers: OpenSSL knows no cipher"),
+        ("MODEL --config /no/such.yaml", "--config: '/no/such.yaml': No such file or directory"),
     ],
 )
 def test_settings_that_are_refused_exit_1_with_one_line(model, started, capsys, line, message):
     assert run(*line.replace("MODEL", model).split()) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("vllm-omni serve: error: ")
+    assert message in last
+    assert started == []
+
+
+FILE = """
+model: {model}
+port: 0
+served_model_name: [one, two]
+max-num-seqs: 5
+max-queued: 3
+diffusion-streaming-output: false
+no-web-page: true
+disable-fastapi-docs: false
+hsdp-shard-size: -1
+default-sampling-params: {{"0": {{seed: 3}}}}
+drain-timeout:
+"""
+
+
+def test_flags_from_a_file_and_those_of_the_line_over_them(model, started, tmp_path):
+    (tmp_path / "flags.yaml").write_text(FILE.format(model=model))
+    file = str(tmp_path / "flags.yaml")
+    assert run("--config", file, "--deploy-config", TINY, "--max-num-seqs", "6") == 7
+    ((resolved, server, _),) = started
+    assert (resolved.config.model, resolved.config.max_num_seqs) == (model, 6)
+    assert (resolved.config.max_queued, resolved.streaming_output) == (3, False)
+    assert resolved.default_sampling_params.seed == 3
+    assert server == ServerConfig(("one", "two"), port=0, web_page=False)
+    other = str(write_fake_checkpoint(tmp_path / "other"))
+    assert run(other, "--config", file, "--deploy-config", TINY) == 7
+    assert started[1][0].config.model == other
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot: 1", "unrecognized arguments: --prot (did you mean --port?)"),
+        ("prot: false", "unrecognized arguments: --prot (did you mean --port?)"),
+        ("port: x", "argument --port: must be an integer"),
+        ("port: true", "argument --port: expected one argument"),
+        ("served-model-name: []", "expected at least one argument"),
+        ("port: 1\nport: 2", "line 2: key 'port' is given twice"),
+        ("[1]", "must be a mapping with names as keys"),
+        ("config: other.yaml", "a file cannot name another one"),
+    ],
+)
+def test_a_file_of_flags_that_is_none(model, started, tmp_path, capsys, text, message):
+    (tmp_path / "flags.yaml").write_text(text)
+    assert run(model, "--config", str(tmp_path / "flags.yaml")) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("vllm-omni serve: error: ")
+    assert f"{tmp_path}/flags.yaml" in last
     assert message in last
     assert started == []
 

@@ -20,8 +20,10 @@ from vllm_omni.entrypoints.server.request_ids import current_request_id
 from vllm_omni.entrypoints.server.tracing import SessionTrace, Traces
 from vllm_omni.logger import adopt
 
-_EXPORT_S = 3.0
-"""How long one attempt to reach the collector may take; the end of the server waits for it."""
+_EXPORT_S = 2.0
+"""How long one batch may take to the collector, retries included."""
+_QUEUE = 2048
+"""Spans that may wait. One batch takes all, so that a server's end waits for two at most."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -37,7 +39,9 @@ class OtlpTraces(Traces):
         named = Resource.create({SERVICE_NAME: "vllm-omni"}).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=named)
         exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(
+            BatchSpanProcessor(exporter, max_queue_size=_QUEUE, max_export_batch_size=_QUEUE)
+        )
         self._tracer = self._provider.get_tracer("vllm_omni", __version__)
 
     @override
