@@ -9,6 +9,7 @@ from pathlib import Path
 import av
 import pytest
 import yaml
+from PIL import Image
 
 from tests.helpers.pages import blocks
 from tests.helpers.server import tiny_server
@@ -91,4 +92,16 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     fetched = re.compile(r'(?:src|<link[^>]+href)="https?://')
     assert [page for page, text in html.items() if fetched.search(text)] == []
     assert (tmp_path / "search" / "search_index.js").stat().st_size > 0
-    assert "submit_interaction_async" in html[tmp_path / "reference" / "python.html"]
+    api = html[tmp_path / "reference" / "python.html"]
+    for name in ("entrypoints.async_omni.AsyncOmni.abort", "client.world.WorldClient.wait_ready"):
+        assert f'id="vllm_omni.{name}"' in api
+
+
+def test_pictures_of_the_page_have_the_sizes_that_they_name():
+    pictures = {path.stem: path for path in (DOCS / "images").glob("web_page_*")}
+    sizes = ("360x640", "844x390", "1024x768", "1280x720", "1920x1080")
+    assert set(pictures) == {f"web_page_{size}_{s}" for size in sizes for s in ("light", "dark")}
+    for name, path in pictures.items():
+        with Image.open(path) as picture:
+            assert f"{picture.width}x{picture.height}" == name.split("_")[2]
+    assert sum(path.stat().st_size for path in pictures.values()) < 1_000_000

@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
 EXPORTS = {"AsyncOmni", "Omni", "__version__", "__version_tuple__"}
 SUB_COMMANDS = {"bench", "completion", "demo", "plan", "serve", "tiny-checkpoint"}
 IMPORT_PATHS = (
+    ("vllm_omni.client", "SyncWorldClient"),
+    ("vllm_omni.client", "WorldClient"),
     ("vllm_omni.diffusion.data", "DiffusionParallelConfig"),
     ("vllm_omni.diffusion.data", "OmniDiffusionConfig"),
     ("vllm_omni.diffusion.utils.media_utils", "finalize_streaming_video_bytes"),
