@@ -128,7 +128,12 @@ def test_a_beginning_gives_the_tokens_of_the_whole(text, prompt):
     assert torch.equal(mask, whole["attention_mask"])
 
 
-def test_only_the_beginning_of_a_long_prompt_is_tokenized(text, monkeypatch):
+@pytest.mark.parametrize(
+    "prompt",
+    ["road " * 6553, "island" * 5461, "x " + "island" * 5461],
+    ids=["words", "none", "one"],
+)
+def test_only_the_beginning_of_a_long_prompt_is_tokenized(text, monkeypatch, prompt):
     read = []
     rows = TextEncoder._rows
 
@@ -137,7 +142,7 @@ def test_only_the_beginning_of_a_long_prompt_is_tokenized(text, monkeypatch):
         return rows(self, head)
 
     monkeypatch.setattr(TextEncoder, "_rows", recorded)
-    text.tokenize("road " * 6553)
+    text.tokenize(prompt)
     assert sum(read) <= 8 * TEXT_TOKENS
 
 

@@ -91,18 +91,21 @@ class TextEncoder:
     ) -> tuple[Int64[Tensor, "1 text_tokens"], Int64[Tensor, "1 text_tokens"]]:
         """Return token ids and mask of a prompt, padded on the right, or cut and logged.
 
-        A long prompt is read up to the end of a word only, as far as its first tokens need: the
-        tokenizer looks at each word alone, so that the rest of the text changes none of them.
+        Of a long prompt only as much is read as its first tokens need: this runs between the
+        chunks of others, and takes milliseconds for the longest prompt that the server takes.
         """
-        heads = _heads(prompt)
-        rows = self._rows(next(heads))
-        for head in heads:
-            if len(rows["input_ids"]) > 1:
-                break
-            rows = self._rows(head)
+        rows = self._first_rows(prompt)
         if len(rows["input_ids"]) > 1:
             logger.warning("a prompt was cut to %d tokens", TEXT_TOKENS)
         return rows["input_ids"][:1], rows["attention_mask"][:1]
+
+    def _first_rows(self, prompt: str) -> BatchEncoding:
+        """Tokenize a prompt as far as its first row needs."""
+        for head, needed in _heads(prompt):
+            rows = self._rows(head)
+            if len(rows["input_ids"]) >= needed:
+                return rows
+        return self._rows(prompt)
 
     def _rows(self, text: str) -> BatchEncoding:
         """Tokenize a text; what is too long for one row makes more."""
@@ -189,15 +192,21 @@ def _kept(
     return cache[prompt]
 
 
-def _heads(prompt: str) -> Iterator[str]:
-    """Yield ever longer beginnings of a prompt that end with a word; the last is all of it."""
+def _heads(prompt: str) -> Iterator[tuple[str, int]]:
+    """Yield ever longer beginnings of a prompt.
+
+    The tokenizer looks at each word alone, so that what follows a word changes none of its tokens.
+    What follows inside a long word, as in a script without spaces, changes those before the cut:
+    there a whole row lies between it and the tokens that count.
+
+    Yields:
+        The beginning, and how many rows of tokens it must make for the first to be that of all.
+    """
     length = _FIRST_HEAD_CHARS
     while length < len(prompt):
-        end = prompt.rfind(" ", 0, length)
-        if end > 0:
-            yield prompt[:end]
+        end = prompt.rfind(" ", length // 2, length)
+        yield (prompt[:end], 2) if end > 0 else (prompt[:length], 3)
         length *= 4
-    yield prompt
 
 
 @contextmanager
