@@ -128,7 +128,12 @@ class SocketClient:
 async def socket_client(url: str, **options: object) -> AsyncIterator[SocketClient]:
     """Connect; leaving the block closes the socket."""
     # A client that stopped reading does not see the answer to its closing either: soon enough.
-    limits = {"max_size": None, "ping_interval": None, "close_timeout": 1}
+    limits = {
+        "max_size": None,
+        "ping_interval": None,
+        "close_timeout": 1,
+        "open_timeout": PATIENCE_S,
+    }
     async with connect(url, **(limits | options)) as socket:
         yield SocketClient(socket)
 
