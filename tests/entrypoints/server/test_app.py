@@ -90,7 +90,7 @@ def test_an_engine_that_does_not_start_in_time_ends_the_server(caplog: pytest.Lo
 
 def test_a_server_that_ends_waits_until_an_answer_is_read():
     """Handed over in one piece, as a video is: the handler is through long before its client."""
-    body = bytes(16 * 1024 * 1024)
+    body = bytes(64 * 1024 * 1024)  # more than a system buffers for a socket
     app = Starlette(routes=[Route("/", lambda _: Response(body))])
     with serving(app, shutdown_timeout_s=600.0) as (server, port), socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
