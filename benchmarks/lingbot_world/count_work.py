@@ -50,7 +50,7 @@ from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae.convolution import WHOLE_FRAME
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME
 from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
@@ -163,7 +163,7 @@ def count_transformer(ranks: int, layers: int | None = None) -> tuple[PartKernel
 def count_vae(ranks: int) -> PartKernels:
     """Count decode, conversion to bytes and encode of a later chunk.
 
-    A rank decodes and converts its own columns, and encodes whole frames.
+    A rank encodes, decodes and converts its own columns.
     """
     scale = scale_of("full")
     geometry = scale.geometry
@@ -177,11 +177,11 @@ def count_vae(ranks: int) -> PartKernels:
     _, decoder = vae.decode(latents, DecoderState.fresh(), columns)
     video, _ = vae.decode(latents, decoder, columns)
     pixels = _empty(3, PIXEL_FRAMES, geometry.height, geometry.width)
-    _, encoder = vae.encode(pixels[:, : PIXEL_FRAMES - 3], EncoderState.fresh())
+    _, encoder = vae.encode(pixels[:, : PIXEL_FRAMES - 3], EncoderState.fresh(), columns)
     return {
         "decode": count_kernels(lambda: vae.decode(latents, decoder, columns)),
         "uint8": count_kernels(lambda: to_uint8(video, piece_elements=video.numel())),
-        "encode": count_kernels(lambda: vae.encode(pixels, encoder)),
+        "encode": count_kernels(lambda: vae.encode(pixels, encoder, columns)),
     }
 
 
@@ -204,7 +204,7 @@ def bounds(ranks: int) -> dict[str, PartBound]:
             chunk_traffic(model, TRIMMED.forwards).elementwise_fused_bytes / ranks,
         ),
         "decode": PartBound(vae["decode"].flops / ranks, fused["decode"] / ranks),
-        "encode": PartBound(vae["encode"].flops, fused["encode"]),
+        "encode": PartBound(vae["encode"].flops / ranks, fused["encode"] / ranks),
     }
 
 

@@ -89,7 +89,7 @@ class Latency:
 
 
 def resident(model: Model, vae: Vae, ranks: int) -> Resident:
-    """Count what stays in memory: the window, camera and decoder state are shared by ranks."""
+    """Count what stays in memory: the window, camera and VAE state are shared by ranks."""
     size, stream = model.element_bytes, 2 * model.dim * model.layers * model.element_bytes
     sides = {"height": model.height, "width": model.width, "latent_frames": LATENT_FRAMES}
     decoder = count_decode(vae, **sides, first=False).history_elements
@@ -101,7 +101,7 @@ def resident(model: Model, vae: Vae, ranks: int) -> Resident:
         cross_kv_bytes=TEXT_TOKENS * stream,
         camera_bytes=model.chunk_tokens * stream // ranks,
         decoder_history_bytes=decoder * size // ranks,
-        encoder_history_bytes=encoder * size,
+        encoder_history_bytes=encoder * size // ranks,
     )
 
 

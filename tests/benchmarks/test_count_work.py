@@ -185,6 +185,7 @@ def test_the_formula_of_eager_bytes_is_what_a_layer_moves():
         (1, "encode", 94.3, 778),
         (1, "uint8", 0.57, 7),
         (4, "decode", 39.0, 1638),
+        (4, "encode", 24.9, 1226),
         (4, "uint8", 0.15, 7),
     ],
 )
@@ -196,10 +197,10 @@ def test_the_autoencoder_keeps_its_ceilings(vae, ranks, part, gb, kernels):
 
 def test_the_autoencoder_computes_what_the_formula_says(vae):
     """Equality: exact on one rank; of four, each computes one column more at each border."""
-    decode = count_decode(Vae(), **FULL_SIZE, first=False).flops
-    assert flops(vae[1]["decode"]) == decode
-    assert flops(vae[1]["encode"]) == count_encode(Vae(), **FULL_SIZE, first=False).flops
-    assert decode / 4 <= flops(vae[4]["decode"]) <= 1.02 * decode / 4
+    for part, count in (("decode", count_decode), ("encode", count_encode)):
+        formula = count(Vae(), **FULL_SIZE, first=False).flops
+        assert flops(vae[1][part]) == formula
+        assert formula / 4 <= flops(vae[4][part]) <= 1.03 * formula / 4
 
 
 def test_the_command_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys):

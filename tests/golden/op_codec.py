@@ -14,7 +14,7 @@ from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder,
 from vllm_omni.diffusion.models.lingbot_world.load import load_vae, read_checkpoint
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_float, to_uint8
 from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
-from vllm_omni.diffusion.models.lingbot_world.vae.convolution import WHOLE_FRAME, Columns
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, Columns
 from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard, GroupExchange
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE

@@ -1,5 +1,8 @@
 """Picture to condition: preparation, chunk-wise encoding, and the fixed point."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,7 @@ from PIL import Image
 
 from tests.helpers.golden import assert_matches, golden_dir, load_set, requires_golden
 from tests.helpers.vae_builders import tiny_vae
+from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import SourceImage
 from vllm_omni.diffusion.models.lingbot_world.condition import (
@@ -145,6 +149,26 @@ def test_interleaved_sessions_equal_each_alone_bitwise():
         for condition in chunks:
             alone, state = conditions.next_chunk(state)
             assert torch.equal(alone, condition)
+
+
+@dataclass(frozen=True)
+class Unanimous(RankGroup):
+    """Ranks of which another one still sees its history change until a chunk of choice."""
+
+    chunks: Iterator[bool] = field(default_factory=lambda: iter([True] * (FIXED_POINT_CHUNK + 3)))
+
+    def any(self, *, flag: bool) -> bool:
+        return next(self.chunks, False) or flag
+
+
+def test_no_rank_stops_before_all_can():
+    conditions = replace(encoder_for(48, 64), ranks=Unanimous(0, 2, None))
+    state = conditions.fresh()
+    for _ in range(FIXED_POINT_CHUNK + 3):
+        _, state = conditions.next_chunk(state)
+        assert state.fixed is None
+    _, state = conditions.next_chunk(state)
+    assert state.fixed is not None
 
 
 def test_a_condition_made_ahead_is_the_same_and_is_made_once(monkeypatch):

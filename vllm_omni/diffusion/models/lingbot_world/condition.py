@@ -9,10 +9,12 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 from torch.nn import functional as F
 
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
 from vllm_omni.diffusion.geometry import VideoGeometry, chunk_pixel_frames
 from vllm_omni.diffusion.messages import SourceImage
 from vllm_omni.diffusion.models.lingbot_world.config import MASK_CHANNELS
 from vllm_omni.diffusion.models.lingbot_world.vae import EncoderState, WanVAE
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, Columns
 from vllm_omni.platforms.base import to_device
 
 _LARGEST_BYTE = 255
@@ -84,11 +86,15 @@ class ConditionEncoder:
     Attributes:
         image: first pixel frame, as :func:`prepare_image` makes it.
         dtype: of the condition, the transformer's.
+        columns: what this rank encodes of each frame.
+        ranks: all that encode, if they share; none stops before no history changes any more.
     """
 
     vae: WanVAE
     image: Float[Tensor, "3 height width"]
     dtype: torch.dtype
+    columns: Columns = WHOLE_FRAME
+    ranks: RankGroup = SINGLE
 
     @staticmethod
     def fresh() -> ConditionState:
@@ -109,12 +115,13 @@ class ConditionEncoder:
         if state.fixed is not None:
             return state.fixed, ConditionState(chunk_index + 1, None, state.fixed)
         assert state.encoder is not None, "without a fixed condition there is a history"
-        latents, encoder = self.vae.encode(self._pixels(chunk_index), state.encoder)
+        latents, encoder = self.vae.encode(self._pixels(chunk_index), state.encoder, self.columns)
         mask = latents.new_zeros(MASK_CHANNELS, *latents.shape[1:])
         if chunk_index == 0:
             mask[:, 0] = 1.0
         condition = torch.cat([mask, latents]).to(self.dtype)
-        if chunk_index > 0 and encoder.same_history(state.encoder):
+        changing = chunk_index == 0 or not encoder.same_history(state.encoder)
+        if not self.ranks.any(flag=changing):
             return condition, ConditionState(chunk_index + 1, None, condition)
         return condition, ConditionState(chunk_index + 1, encoder, None)
 

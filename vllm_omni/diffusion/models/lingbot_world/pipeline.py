@@ -119,24 +119,22 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
     def state_bytes(self, geometry: VideoGeometry) -> int:
         """Count a session's text KV, VAE histories and next condition, in bytes on this rank."""
         model, config = self.model, self.model.transformer.config
-        encoder = model.vae.encoder_state_bytes(geometry.height, geometry.width)
         values = LATENT_FRAMES_PER_CHUNK * geometry.latent_height * geometry.latent_width
         condition = (config.in_channels - config.out_channels) * values * model.dtype.itemsize
-        histories = encoder + model.output.decoder_bytes(geometry)
+        histories = model.output.encoder_bytes(geometry) + model.output.decoder_bytes(geometry)
         return self.kv_cache_spec().text_bytes + histories + condition
 
     def workspace_bytes(self, geometry: VideoGeometry) -> int:
         """Count what the chunk being made holds, in bytes on this rank.
 
         That is the camera modulation of all layers, the keys and values of a second prompt, and
-        VAE histories while they are replaced: encoding holds the history being made beside the next
-        one; decoding holds both of its own and the new one of the encoder.
+        VAE histories while they are replaced: a coder holds the history being made beside the next
+        one, and the two coders never work at once.
         """
-        transformer, vae = self.model.transformer, self.model.vae
+        transformer, output = self.model.transformer, self.model.output
         tokens = transformer.chunk_tokens(geometry)
         per_layer = 2 * tokens * transformer.config.dim * self.model.dtype.itemsize
-        encoder = vae.encoder_state_bytes(geometry.height, geometry.width)
-        histories = max(2 * encoder, encoder + 2 * self.model.output.decoder_bytes(geometry))
+        histories = 2 * max(output.encoder_bytes(geometry), output.decoder_bytes(geometry))
         camera = len(transformer.blocks) * per_layer
         return camera + self.kv_cache_spec().text_bytes + histories
 
@@ -304,7 +302,10 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
                 self.model.transformer.embed_time(torch.tensor([step])) for step in timesteps
             ),
             conditions=ConditionEncoder(
-                self.model.vae, prepare_image(request.image, geometry, device, dtype), dtype
+                self.model.vae,
+                prepare_image(request.image, geometry, device, dtype),
+                dtype,
+                *self.model.output.encoder_share(geometry.latent_width),
             ),
             cameras=create_camera_track(request, geometry, dtype=dtype, device=device),
             generator=self._generator(request),

@@ -28,9 +28,11 @@ import torch.distributed as dist
 from jaxtyping import Float, Float32, Shaped, UInt8
 from torch import Tensor
 
-from vllm_omni.diffusion.distributed.parallel_state import ParallelState, RankGroup
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState, RankGroup
 from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import Columns as VaeColumns
 from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS
 from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard, GroupExchange
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
@@ -269,6 +271,22 @@ class ChunkOutput:
     def activation_bytes(self, geometry: VideoGeometry) -> int:
         """Count what layers of the decoder take at most on this rank, its history apart."""
         return self.vae.activation_bytes(geometry.height, self._slab_width(geometry))
+
+    def encoder_share(self, latent_width: int) -> tuple[VaeColumns, RankGroup]:
+        """Say what this rank encodes of each frame, all of it or an even share, and who shares.
+
+        An odd share would differ from a whole frame in its last bits, and all that follows with it.
+        """
+        if self._slabs == 1 or latent_width % self._slabs:
+            return WHOLE_FRAME, SINGLE
+        shard = ColumnShard(GroupExchange(self.gather.group), latent_width)
+        return shard, self.parallel.control
+
+    def encoder_bytes(self, geometry: VideoGeometry) -> int:
+        """Count the bytes of a session's encoder state on this rank."""
+        even = geometry.latent_width % self._slabs == 0
+        width = self._slab_width(geometry) if even else geometry.width
+        return self.vae.encoder_state_bytes(geometry.height, width)
 
     def _slab_width(self, geometry: VideoGeometry) -> int:
         return -(-geometry.latent_width // self._slabs) * SPATIAL_FACTOR

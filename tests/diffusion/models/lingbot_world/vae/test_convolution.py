@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
-    WHOLE_FRAME,
     CausalConv3d,
     ConvPath,
     Preparable,

@@ -4,11 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
-    WHOLE_FRAME,
-    ConvPath,
-    Preparable,
-)
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME
+from vllm_omni.diffusion.models.lingbot_world.vae.convolution import ConvPath, Preparable
 from vllm_omni.diffusion.models.lingbot_world.vae.layers import (
     ChannelNorm,
     Downsampler,
@@ -122,8 +119,8 @@ def test_downsampler_first_call_passes_through_and_later_ones_halve_time():
     down = randomised(Downsampler(4, temporal=True))
     clip = torch.randn(5, 6, 8, 4)
     with torch.inference_mode():
-        first, history = down(clip[:1], None)
-        second, last = down(clip[1:], history)
+        first, history = down(clip[:1], None, WHOLE_FRAME)
+        second, last = down(clip[1:], history, WHOLE_FRAME)
         spatial = F.conv2d(
             F.pad(clip, (0, 0, 0, 1, 0, 1)).permute(0, 3, 1, 2),
             down.resample["1"].weight,

@@ -1,4 +1,4 @@
-"""Width-sharded decode over real process groups, against the unsharded decoder.
+"""Width-sharded coders over real process groups, against the unsharded ones.
 
 Even splits are claimed bitwise: every output sums the same products in the same order. Odd splits
 change the width that the kernels see, hence 2e-6.
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tests.helpers.vae_builders import random_latents, tiny_vae
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
-from vllm_omni.diffusion.models.lingbot_world.vae import DecoderState
+from vllm_omni.diffusion.models.lingbot_world.vae import DecoderState, EncoderState
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, Columns
 from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard, GroupExchange
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
@@ -32,6 +33,8 @@ class Case:
     video: Tensor
     state_bytes: int
     slab_width: int
+    latents: Tensor
+    encoder_bytes: int
 
 
 def decode_sharded(rank: int, size: int, directory: str) -> None:
@@ -53,7 +56,17 @@ def decode_case(exchange: GroupExchange, latent_width: int) -> Case:
         slab, state = tiny_vae().decode(chunk, state, columns)
         slab_width = slab.shape[-1]
         videos.append(columns.gather(slab.permute(1, 2, 3, 0)))
-    return Case(torch.cat(videos), state.bytes(), slab_width)
+    latents, encoder = encoded(latent_width, columns)
+    return Case(torch.cat(videos), state.bytes(), slab_width, latents, encoder.bytes())
+
+
+def encoded(latent_width: int, columns: Columns) -> tuple[Tensor, EncoderState]:
+    """Latents of two chunks of noise, whole on every rank, and the state after them."""
+    noise = torch.Generator().manual_seed(latent_width)
+    pixels = torch.rand(3, 21, HEIGHT, 8 * latent_width, generator=noise) * 2 - 1
+    first, state = tiny_vae().encode(pixels[:, :9], EncoderState.fresh(), columns)
+    second, state = tiny_vae().encode(pixels[:, 9:], state, columns)
+    return torch.cat([first, second], dim=1), state
 
 
 @pytest.fixture(scope="module", params=sorted(LATENT_WIDTHS))
@@ -87,6 +100,18 @@ def test_every_rank_gathers_the_unsharded_video(sharded: list[dict[int, Case]]):
             torch.testing.assert_close(video, expected, rtol=0, atol=2e-6)
             if width % size == 0:
                 assert torch.equal(video, expected), f"width {width} on {size} ranks"
+
+
+def test_every_rank_gathers_the_latents_of_whole_frames(sharded: list[dict[int, Case]]):
+    size = len(sharded)
+    for width in LATENT_WIDTHS[size]:
+        with torch.inference_mode():
+            expected, state = encoded(width, WHOLE_FRAME)
+        for cases in sharded:
+            torch.testing.assert_close(cases[width].latents, expected, rtol=0, atol=2e-6)
+            assert cases[width].encoder_bytes * width == state.bytes() * -(-width // size)
+            if width % size == 0:
+                assert torch.equal(cases[width].latents, expected), f"{width} on {size} ranks"
 
 
 def test_each_rank_keeps_its_share_of_the_state(sharded: list[dict[int, Case]]):

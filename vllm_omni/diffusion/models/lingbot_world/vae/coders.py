@@ -5,12 +5,9 @@ from itertools import pairwise
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import Columns
 from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS, VaeConfig
-from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
-    WHOLE_FRAME,
-    CausalConv3d,
-    Columns,
-)
+from vllm_omni.diffusion.models.lingbot_world.vae.convolution import CausalConv3d
 from vllm_omni.diffusion.models.lingbot_world.vae.layers import (
     ChannelNorm,
     Downsampler,
@@ -49,27 +46,34 @@ class Encoder(nn.Module):
         return CoderHistory.fresh(self.residuals_per_level, self.num_levels)
 
     def forward(
-        self, pixels: Float[Tensor, "pixel_frames height width 3"], history: CoderHistory
+        self,
+        pixels: Float[Tensor, "pixel_frames height width 3"],
+        history: CoderHistory,
+        columns: Columns,
     ) -> tuple[Float[Tensor, "1 latent_height latent_width moments"], CoderHistory]:
         """Encode one latent frame: one pixel frame if it is the session's first, else four."""
-        x, conv_in = self.conv_in(pixels, history.conv_in, WHOLE_FRAME)
+        x, conv_in = self.conv_in(pixels, history.conv_in, columns)
         levels: list[LevelHistory] = []
         for level, level_history in enumerate(history.levels):
-            x, kept = self._level(level, x, level_history)
+            x, kept = self._level(level, x, level_history, columns)
             levels.append(kept)
-        x, middle = self.mid_block(x, history.middle, WHOLE_FRAME)
-        x, conv_out = self.conv_out(x, history.conv_out, WHOLE_FRAME, self.norm_out.activate)
+        x, middle = self.mid_block(x, history.middle, columns)
+        x, conv_out = self.conv_out(x, history.conv_out, columns, self.norm_out.activate)
         return x, CoderHistory(middle, tuple(levels), conv_in, conv_out)
 
     def _level(
-        self, level: int, x: Float[Tensor, "time height width in_channels"], history: LevelHistory
+        self,
+        level: int,
+        x: Float[Tensor, "time height width in_channels"],
+        history: LevelHistory,
+        columns: Columns,
     ) -> tuple[Float[Tensor, "out_time out_height out_width out_channels"], LevelHistory]:
         first = level * (self.residuals_per_level + 1)
         after = first + self.residuals_per_level
-        x, residuals = run_residuals(self.down_blocks[first:after], x, history, WHOLE_FRAME)
+        x, residuals = run_residuals(self.down_blocks[first:after], x, history, columns)
         if after == len(self.down_blocks):
             return x, LevelHistory(residuals)
-        x, kept = self.down_blocks[after](x, history.resampler)
+        x, kept = self.down_blocks[after](x, history.resampler, columns)
         return x, LevelHistory(residuals, kept)
 
 

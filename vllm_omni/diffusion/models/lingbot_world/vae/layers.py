@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import Columns
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
     HISTORY_FRAMES,
     CausalConv3d,
-    Columns,
     ConvPath,
     PointwiseConv,
     Preparable,
@@ -151,12 +151,13 @@ class Downsampler(nn.Module):
         self,
         x: Float[Tensor, "time height width channels"],
         history: Float[Tensor, "1 half_height half_width channels"] | None,
+        columns: Columns,
     ) -> tuple[
         Float[Tensor, "out_time half_height half_width channels"],
         Float[Tensor, "1 half_height half_width channels"] | None,
     ]:
         """Downsample; a session's first call passes its one frame on without halving time."""
-        x = self.resample["1"](F.pad(x, (0, 0, 0, 1, 0, 1)), padding=(0, 0), stride=2)
+        x = self.resample["1"](columns.right_and_below(x), padding=(0, 0), stride=2)
         if self.time_conv is None:
             return x, None
         last = x[-1:].clone()

@@ -1,4 +1,4 @@
-"""Width sharding of the decoder: each rank decodes its own columns of every frame.
+"""Width sharding of the coders: each rank works on its own columns of every frame.
 
 Rank r of n owns latent columns ``[r * s, (r + 1) * s)`` with ``s = ceil(latent_width / n)``, and
 the pixels that they become. Where n does not divide the width the last ranks hold columns beyond
@@ -111,7 +111,7 @@ class GroupExchange:
 
 @dataclass(frozen=True, slots=True)
 class ColumnShard:
-    """This rank's columns, in the terms of :class:`.convolution.Columns`.
+    """This rank's columns, in the terms of :class:`.columns.Columns`.
 
     Works at every resolution of the decoder: the width of what it is given says which one.
 
@@ -161,6 +161,22 @@ class ColumnShard:
         )
         frames[:, :, :1] = 0 if left is None else left
         frames[:, :, -1:] = 0 if right is None else right
+
+    def right_and_below(
+        self, slab: Float[Tensor, "time height width channels"]
+    ) -> Float[Tensor, "time taller wider channels"]:
+        """Return the slab with its right neighbour's first column, and a row of zeros."""
+        time, height, width, channels = slab.shape
+        inside = self._columns_inside(width)
+        frames = slab.new_zeros(time, height + 1, width + 1, channels)
+        own = frames[:, :-1]
+        own[:, :, :inside] = slab[:, :, :inside]
+        _, right = self.exchange.swap(
+            own[:, :, :1].contiguous(), own[:, :, width - 1 : width].contiguous()
+        )
+        if right is not None:
+            own[:, :, -1:] = right
+        return frames
 
     def gather(
         self, slab: Shaped[Tensor, "time height width channels"]

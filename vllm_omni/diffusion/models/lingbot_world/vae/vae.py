@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, TEMPORAL_FACTOR, VideoGeometry
 from vllm_omni.diffusion.models.lingbot_world.vae.coders import Decoder, Encoder
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, Columns
 from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS, VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
-    WHOLE_FRAME,
-    Columns,
     ConvPath,
     PointwiseConv,
     Preparable,
@@ -94,7 +93,7 @@ class WanVAE(nn.Module):
         return self.encoder_state_bytes(height, width) + self.decoder_state_bytes(height, width)
 
     def encoder_state_bytes(self, height: int, width: int) -> int:
-        """Count the bytes of an encoder's history for frames of this many pixels."""
+        """Count the bytes of an encoder's history for frames, or a rank's columns, of this size."""
         return _encoder_bytes(self.config, self.dtype, height, width)
 
     def decoder_state_bytes(self, height: int, width: int) -> int:
@@ -112,17 +111,19 @@ class WanVAE(nn.Module):
         self,
         pixels: Float[Tensor, "3 pixel_frames height width"],
         state: EncoderState,
+        columns: Columns = WHOLE_FRAME,
     ) -> tuple[Float[Tensor, "z latent_frames latent_height latent_width"], EncoderState]:
         """Return the normalised posterior mean of the next pixel frames of a session.
 
         Args:
             pixels: in [-1, 1], sides multiples of 8. A session's first call takes 1 + 4k
                 frames, a later one 4k.
+            columns: which columns of the frame to encode here; the others' latents are gathered.
 
         Raises:
             ValueError: for another number of frames or another size.
         """
-        moments, state = self.encode_moments(pixels, state)
+        moments, state = self.encode_moments(pixels, state, columns)
         latents = self._encoded
         normalised = (moments[..., : self.config.z_dim] - latents.mean) / latents.std
         return normalised.permute(3, 0, 1, 2).contiguous(), state
@@ -131,6 +132,7 @@ class WanVAE(nn.Module):
         self,
         pixels: Float[Tensor, "3 pixel_frames height width"],
         state: EncoderState,
+        columns: Columns = WHOLE_FRAME,
     ) -> tuple[Float[Tensor, "latent_frames latent_height latent_width moments"], EncoderState]:
         """Encode as :meth:`encode` does, but return posterior means, then log-variances."""
         spans = list(_latent_frame_spans(pixels.shape[1], started=state.latent_frames > 0))
@@ -139,9 +141,11 @@ class WanVAE(nn.Module):
         moments: list[Tensor] = []
         for first, after in spans:
             span = pixels[:, first:after].to(self.dtype).permute(1, 2, 3, 0).contiguous()
-            frame, history = self.encoder(span, history)
+            frame, history = self.encoder(columns.own(span), history, columns)
             moments.append(self.quant_conv(frame))
-        return torch.cat(moments), EncoderState(state.latent_frames + len(spans), history)
+        return columns.gather(torch.cat(moments)), EncoderState(
+            state.latent_frames + len(spans), history
+        )
 
     def decode(
         self,
