@@ -3,6 +3,7 @@
 #   make demo    a picture, a prompt and a camera path become a short video, on any CPU
 #   make test    everything that a change must pass: format, lint, types, import layers, tests
 #   make soak    the long-run tests (1000 chunks)
+#   make train-smoke  a short training of the toy world, whose losses have to fall (2 minutes)
 #   make cases CASES=DIR   runs each DIR/*/run.py, a script that shows a fault, against this checkout
 #   make mutants the tests of the tests: a fault at a time is put into a copy, and has to be caught
 #   make serve-demo   a server with the toy world and its web page on 127.0.0.1:8000 (or PORT=...)
@@ -36,7 +37,7 @@ NPU_SIM_STAMP := $(NPU_SIM_VENV)/.installed
 export OMP_NUM_THREADS = 1
 
 .PHONY: setup demo test check static unit soak mutants serve-demo test-web vllm-env test-vllm clean
-.PHONY: gpu-check cases npu-sim-env test-npu-sim docs
+.PHONY: gpu-check train-smoke cases npu-sim-env test-npu-sim docs
 
 setup: $(DEV_STAMP)
 
@@ -73,6 +74,9 @@ unit: $(DEV_STAMP)
 
 soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak -s --timeout 3600
+
+train-smoke: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m soak tests/tools/toy_world
 
 cases: $(DEV_STAMP)
 	@test -n "$(CASES)" || { echo "name the folder of the cases: make cases CASES=DIR"; exit 1; }

@@ -27,6 +27,15 @@ def test_every_key_and_flag_has_a_row():
     assert all(f"`{name}`" in cli for flag in FLAGS for name in flag.names)
 
 
+def test_a_key_that_is_not_exact_cites_its_row():
+    costs = (config_docs.REFERENCE_DIR.parent / "toy_world.md").read_text()
+    deploy = config_docs.deploy_reference()
+    for key in config_docs.NOT_EXACT:
+        anchor = f"cost-{KEYS[key].name}"
+        assert f"(../toy_world.md#{anchor})" in deploy
+        assert costs.count(f'| <a id="{anchor}"></a>') == 1
+
+
 def test_refusals_and_their_exceptions_are_shown():
     assert "| `data_parallel_size_local` | int | `1` | one" in config_docs.deploy_reference()
     cli = config_docs.cli_reference()

@@ -11,6 +11,7 @@ import pytest
 from vllm_omni.diffusion.utils.scenes import MODEL
 from vllm_omni.tools.quality.__main__ import main
 from vllm_omni.tools.quality.measure import (
+    Controls,
     Interval,
     Plan,
     Walked,
@@ -19,6 +20,7 @@ from vllm_omni.tools.quality.measure import (
     sky_follows,
     walks_of,
 )
+from vllm_omni.tools.quality.report import FIGURES, lines
 from vllm_omni.tools.toy_world.score import (
     HELD_OUT,
     back_trial,
@@ -62,16 +64,38 @@ def test_the_given_picture_does_not_count_and_a_tint_is_a_drift():
     scores = chunk_scores(made, truth)
     assert scores["psnr"] == pytest.approx([20 * math.log10(25.5)] * 2)
     assert scores["drift"] == pytest.approx([10, 10])
+    assert scores["detail"] == scores["contrast"] == pytest.approx([1, 1])
 
 
-def test_an_interval_is_that_of_a_mean():
-    """Statistical: a bootstrap of 50 normal values, against the normal approximation."""
-    values = RNG.normal(3.0, 2.0, 50)
-    interval = Interval.of(values.tolist())
-    half = 1.96 * values.std() / math.sqrt(50)
-    assert interval.mean == pytest.approx(values.mean())
-    assert interval.low == pytest.approx(values.mean() - half, abs=0.1 * half)
-    assert interval.high == pytest.approx(values.mean() + half, abs=0.1 * half)
+def test_detail_and_contrast_halve_with_the_distance_from_the_mean():
+    truth = [RNG.integers(0, 100, (n, 16, 16, 3), dtype=np.uint8) * 2 for n in (9, 12)]
+    scores = chunk_scores([chunk // 2 + np.uint8(50) for chunk in truth], truth)
+    assert scores["detail"] == scores["contrast"] == pytest.approx([0.5, 0.5])
+
+
+def test_a_share_has_the_interval_of_wilson():
+    """Figures of Newcombe 1998, table I: 81 of 263 and 0 of 20, in percent."""
+    for hits, count, low, high in ((81, 263, 25.53, 36.62), (0, 20, 0.0, 16.11)):
+        interval = Interval.of_share(hits, count)
+        assert interval.mean == pytest.approx(100 * hits / count)
+        assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.01)
+
+
+def test_long_walks_are_reported_by_twenty_chunks():
+    walk = {name: [float(chunk // 20) for chunk in range(60)] for name in FIGURES}
+    text = "\n".join(lines(Plan(walks=1, chunks=60), Walked([], [walk]), None))
+    for span, value in (("1 to 20", 0), ("21 to 40", 1), ("41 to 60", 2), ("60 alone", 2)):
+        assert f"| {span} |{f' {value}.00 [{value}.00, {value}.00] |' * 6}" in text
+
+
+def test_controls_are_reported_with_their_intervals():
+    controls = Controls([[True] * 18, [True] * 9 + [False] * 9], [1, 1, 3, 1], [20.0], [25.0])
+    text = "\n".join(
+        lines(Plan(walks=1, chunks=1), Walked([], [{key: [1.0] for key in FIGURES}]), controls)
+    )
+    assert "recognised in 27 of 36 chunks: 75.00 [50.00, 100.00] % over 2 starts" in text
+    assert "within 1 chunks in 3 of 4: 75.00" in text
+    assert "within 3 chunks in 4 of 4: 100.00" in text
 
 
 @pytest.mark.parametrize(
@@ -130,8 +154,8 @@ def test_the_program_prints_tables_and_writes_its_figures(tmp_path: Path, capsys
     assert "1 held-out walks of 2 chunks" in text
     assert "chance is 1 in 6" in text
     report = json.loads((tmp_path / "quality.json").read_text())
-    assert [len(report["walks"][0][key]) for key in ("psnr", "ssim", "frozen", "drift")] == [2] * 4
-    assert len(report["controls"]["recognised"]) == 18
+    assert [len(report["walks"][0][key]) for key in FIGURES] == [2] * 6
+    assert len(report["controls"]["recognised"][0]) == 18
     (seed,) = report["comparisons"]
     assert seed["name"] == "other seed"
     assert 20 < seed["alike"]["mean"] < 60

@@ -1,5 +1,6 @@
 """Rollouts of held-out trials under one setting, and what they say against the truth."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +11,6 @@ from jaxtyping import Float, UInt8
 from vllm_omni import Omni
 from vllm_omni.tools.toy_world.play import Frames, load
 from vllm_omni.tools.toy_world.score import (
-    KEYS,
     Trial,
     back_trial,
     chunk_scores,
@@ -42,7 +42,7 @@ class Plan:
     walks: int = 20
     chunks: int = 20
     key_starts: int = 6
-    others: int = 12
+    others: int = 24
     seed: int = 1
 
 
@@ -61,6 +61,18 @@ class Interval:
         picks = np.random.default_rng(0).integers(len(data), size=(4000, len(data)))
         low, high = np.percentile(data[picks].mean(1), (2.5, 97.5))
         return cls(float(data.mean()), float(low), float(high))
+
+    @classmethod
+    def of_share(cls, hits: int, count: int) -> "Interval":
+        """Percentage of independent trials that succeed, with the interval of Wilson (1927)."""
+        share, z = hits / count, 1.96
+        middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+        half = (
+            z
+            / (1 + z**2 / count)
+            * math.sqrt(share * (1 - share) / count + z**2 / (2 * count) ** 2)
+        )
+        return cls(*(100 * value for value in (share, middle - half, middle + half)))
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
@@ -88,15 +100,15 @@ class Controls:
     """Whether the world does what it is told.
 
     Attributes:
-        recognised: for each chunk under one held key, whether that key's true video is the closest
-            of six.
+        recognised: for each start and chunk under one held key, whether that key's true video is
+            the closest of six.
         followed: for each prompt that names another light than the picture's, the number of chunks
             after which the sky stays nearer to the new light; one more than there are for never.
         returned: PSNR of the last picture of a way there and back.
         stayed: PSNR of the given picture as the model shows it, which no way back can pass.
     """
 
-    recognised: list[bool]
+    recognised: list[list[bool]]
     followed: list[int]
     returned: list[float]
     stayed: list[float]
@@ -131,7 +143,8 @@ def measure_controls(model: Path, plan: Plan, *, progress: Progress = print) -> 
     controls = Controls([], [], [], [])
     with load(model) as omni:
         for start in range(plan.key_starts):
-            _hold_keys(omni, key_trials(start, chunks=_KEY_CHUNKS), plan.seed, controls)
+            held = _hold_keys(omni, key_trials(start, chunks=_KEY_CHUNKS), plan.seed)
+            controls.recognised.append(held)
             progress(f"keys from start {start + 1} of {plan.key_starts}")
         for index in range(plan.others):
             trial = prompt_trial(index, chunks=_PROMPT_CHUNKS)
@@ -146,9 +159,9 @@ def measure_controls(model: Path, plan: Plan, *, progress: Progress = print) -> 
     return controls
 
 
-def _hold_keys(omni: Omni, trials: list[Trial], seed: int, controls: Controls) -> None:
-    for index in range(len(KEYS)):
-        controls.recognised.extend(recognised(roll(omni, trials[index], seed=seed), trials, index))
+def _hold_keys(omni: Omni, trials: list[Trial], seed: int) -> list[bool]:
+    made = [roll(omni, trial, seed=seed) for trial in trials]
+    return [right for index, one in enumerate(made) for right in recognised(one, trials, index)]
 
 
 def sky_follows(

@@ -10,6 +10,8 @@ from jaxtyping import UInt8
 from vllm_omni.tools.quality.measure import Comparison, Controls, Interval, Plan, Walked
 from vllm_omni.tools.toy_world.score import KEYS, Trial, sheet
 
+FIGURES = ("psnr", "frozen", "ssim", "drift", "detail", "contrast")
+"""What :func:`~vllm_omni.tools.toy_world.score.chunk_scores` gives, in the order of the tables."""
 _SPANS = (4, 8, 20)
 _COLUMNS = 20
 _IDENTICAL_DB = 100.0
@@ -20,11 +22,13 @@ def lines(plan: Plan, walked: Walked, controls: Controls | None) -> Iterator[str
     """One setting against the truth, as Markdown tables; intervals are 95 %."""
     yield f"{plan.walks} held-out walks of {plan.chunks} chunks, seed {plan.seed}"
     yield ""
-    yield "| chunks | PSNR, dB | frozen, dB | SSIM | drift of colour, levels |"
-    yield "|---|---|---|---|---|"
-    spans = [(f"1 to {end}", 0, end) for end in _SPANS if end <= plan.chunks]
-    for name, first, end in [*spans, (f"{plan.chunks} alone", plan.chunks - 1, plan.chunks)]:
-        cells = [str(walked.over(key, first, end)) for key in ("psnr", "frozen", "ssim", "drift")]
+    yield "| chunks | PSNR, dB | frozen, dB | SSIM | drift, levels | detail | contrast |"
+    yield "|---|---|---|---|---|---|---|"
+    later = range(_SPANS[-1], plan.chunks, _SPANS[-1])
+    spans = [(0, end) for end in _SPANS] + [(first, first + _SPANS[-1]) for first in later]
+    whole = [(f"{first + 1} to {end}", first, end) for first, end in spans if end <= plan.chunks]
+    for name, first, end in [*whole, (f"{plan.chunks} alone", plan.chunks - 1, plan.chunks)]:
+        cells = [str(walked.over(key, first, end)) for key in FIGURES]
         yield f"| {name} | {' | '.join(cells)} |"
     yield ""
     shown = np.unique(np.linspace(0, plan.chunks - 1, _COLUMNS).round().astype(int)).tolist()
@@ -39,22 +43,22 @@ def lines(plan: Plan, walked: Walked, controls: Controls | None) -> Iterator[str
 
 
 def _control_lines(controls: Controls) -> Iterator[str]:
-    right, chunks = sum(controls.recognised), len(controls.recognised)
-    if chunks:
+    if controls.recognised:
+        shares = Interval.of([100 * float(np.mean(start)) for start in controls.recognised])
+        right, chunks = sum(map(sum, controls.recognised)), sum(map(len, controls.recognised))
         yield (
-            f"held key recognised in {right} of {chunks} chunks ({100 * right / chunks:.0f} %; "
-            f"chance is 1 in {len(KEYS)})"
+            f"held key recognised in {right} of {chunks} chunks: {shares} % over "
+            f"{len(controls.recognised)} starts; chance is 1 in {len(KEYS)}"
         )
     if controls.followed:
-        worst, count = max(controls.followed), len(controls.followed)
-        quick = sum(chunks == 1 for chunks in controls.followed)
+        count = len(controls.followed)
+        for chunks in range(1, max(controls.followed) + 1):
+            quick = sum(took <= chunks for took in controls.followed)
+            share = Interval.of_share(quick, count)
+            yield f"sky follows a prompt within {chunks} chunks in {quick} of {count}: {share} %"
         yield (
-            f"sky follows a prompt in its first chunk in {quick} of {count}; the slowest takes "
-            f"{worst}"
-        )
-        yield (
-            f"back where it began: {Interval.of(controls.returned)} dB, the given picture itself "
-            f"{Interval.of(controls.stayed)} dB"
+            f"back where it began, {count} ways: {Interval.of(controls.returned)} dB, the given "
+            f"picture itself {Interval.of(controls.stayed)} dB"
         )
 
 

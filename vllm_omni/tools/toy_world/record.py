@@ -34,7 +34,7 @@ def draw_curve(path: Path, curve: Curve, names: Sequence[str], *, title: str) ->
     draw.rectangle((_EDGE, _EDGE, _WIDTH - _EDGE, _HEIGHT - _EDGE), outline="#999999")
     draw.text((_EDGE, 8), title, fill="black")
     for value in (low, high):
-        draw.text((4, place(0, value)[1] - 6), f"{value:.3g}", fill="black")
+        draw.text((4, place(0.0, value)[1] - 6), f"{value:.3g}", fill="black")
     end = f"{minutes[-1]:.1f} CPU minutes, {curve[-1]['step']:.0f} steps"
     draw.text((_WIDTH - _EDGE - 6 * len(end), _HEIGHT - _EDGE + 8), end, fill="black")
     for index, (name, values) in enumerate(lines.items()):

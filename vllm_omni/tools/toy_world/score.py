@@ -157,13 +157,15 @@ def ssim(made: UInt8[np.ndarray, "n h w 3"], truth: UInt8[np.ndarray, "n h w 3"]
 
 
 def chunk_scores(made: Sequence[Frames], truth: Sequence[Frames]) -> dict[str, list[float]]:
-    """PSNR, SSIM, PSNR of the first picture standing still, and drift of colour, for each chunk.
+    """PSNR, SSIM, PSNR of the first picture standing still, drift, detail and contrast by chunk.
 
     The given picture itself does not count. The drift is the distance of the mean colours, in
-    levels of 255.
+    levels of 255; detail (the mean step between neighbouring pixels) and contrast (the spread of
+    the colours) are shares of the truth's, which a picture that fades or blurs loses.
     """
     picture = truth[0][:1]
-    rows: dict[str, list[float]] = {"psnr": [], "ssim": [], "frozen": [], "drift": []}
+    names = ("psnr", "ssim", "frozen", "drift", "detail", "contrast")
+    rows: dict[str, list[float]] = {name: [] for name in names}
     for index, (a, b) in enumerate(zip(made, truth, strict=True)):
         if index == 0:
             a, b = a[1:], b[1:]
@@ -172,7 +174,14 @@ def chunk_scores(made: Sequence[Frames], truth: Sequence[Frames]) -> dict[str, l
         rows["frozen"].append(psnr(np.broadcast_to(picture, b.shape), b))
         drift = a.mean((0, 1, 2)) - b.mean((0, 1, 2))
         rows["drift"].append(float(np.sqrt(np.square(drift).mean())))
+        rows["detail"].append(_detail(a) / _detail(b))
+        rows["contrast"].append(float(a.std() / b.std()))
     return rows
+
+
+def _detail(frames: Frames) -> float:
+    levels = frames.astype(np.float64)
+    return float(sum(np.abs(np.diff(levels, axis=axis)).mean() for axis in (1, 2)))
 
 
 def recognised(made: Sequence[Frames], trials: Sequence[Trial], index: int) -> list[bool]:

@@ -82,7 +82,8 @@ class Stage:
         """Close a point of the curve: means of what was noted since the last."""
         means = {name: float(np.mean(values)) for name, values in self._sums.items()}
         self._sums.clear()
-        self.curve.append({"step": self.step, "cpu_minutes": round(self.cpu_minutes, 3), **means})
+        passed = {"step": float(self.step), "cpu_minutes": round(self.cpu_minutes, 3)}
+        self.curve.append(passed | means)
         return self.curve[-1]
 
     def save(self, *, now: bool = False) -> None:

@@ -22,7 +22,14 @@ from vllm_omni.tools.toy_world.vae_twin import VaeShape, VaeTwin
 from vllm_omni.tools.toy_world.world_twin import WorldShape, WorldTwin
 
 _STAGES = ("vae", "latents", "world", "export")
-_SMOKE = {"walks": SHARD, "chunks": 6, "vae_steps": 100, "world_steps": 100}
+_SMOKE = {
+    "walks": SHARD,
+    "chunks": 6,
+    "vae_steps": 100,
+    "pictures": 0.95,
+    "world_steps": 100,
+    "batch": 1,
+}
 _WORLD_FIGURES = ("start_first", "start_last", "later_first", "later_last")
 
 
@@ -36,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         _adopt(args.start, vae, VaeTwin(VaeShape()), "vae")
         _adopt(args.start, world, WorldTwin(WorldShape()), "transformer")
     if "vae" in args.stages:
-        train_vae(vae, steps=args.vae_steps)
+        train_vae(vae, steps=args.vae_steps, pictures=args.pictures)
         draw_curve(args.out / "vae.png", curve_of(vae), ["psnr"], title="VAE: PSNR, dB")
     if "latents" in args.stages:
         write_shards(latents, vae, walks=args.walks, chunks=args.chunks)
@@ -55,11 +62,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--walks", type=int, default=1500, help=f"multiple of {SHARD}")
     parser.add_argument("--chunks", type=int, default=8, help="chunks of a walk")
     parser.add_argument("--vae-steps", type=int, default=1750)
+    parser.add_argument("--pictures", type=float, default=0.4, help="share of those on single pictures")
     parser.add_argument("--world-steps", type=int, default=20000)
     parser.add_argument("--batch", type=int, default=2, help="rows of a step of the world")
     parser.add_argument("--peak", type=float, default=5e-3, help="learning rate of the world")
     parser.add_argument("--start", type=Path, help="an exported checkpoint to go on from")
-    parser.add_argument("--smoke", action="store_true", help="two minutes, then judge the losses")
+    parser.add_argument(
+        "--smoke", action="store_true", help="90 CPU seconds, then judge the losses"
+    )
     if parser.parse_args(argv).smoke:
         parser.set_defaults(**_SMOKE)
     return parser.parse_args(argv)

@@ -58,15 +58,15 @@ def loss_of(pixels: Float[Tensor, "b 3 t h w"], made: Float[Tensor, "b 3 t h w"]
     return wrong.abs().mean() + wrong.square().mean() + edges
 
 
-def train_vae(path: Path, *, steps: int, peak: float = 2.5e-3) -> Stage:
-    """Train (or go on training) to ``steps``; the first two fifths are single pictures."""
+def train_vae(path: Path, *, steps: int, peak: float = 2.5e-3, pictures: float = 0.4) -> Stage:
+    """Train (or go on training) to ``steps``; the first share of them is of single pictures."""
     torch.manual_seed(0)
     vae = VaeTwin(VaeShape())
     stage = Stage(path, vae, steps=steps, peak=peak)
     pool = _Pool()
     bar = tqdm(total=steps, initial=stage.step, desc="vae", mininterval=10)
     while stage.step < steps:
-        pixels = pool.clips(stage, pictures_until=2 * steps // 5).to(DEVICE)
+        pixels = pool.clips(stage, pictures_until=int(pictures * steps)).to(DEVICE)
         with torch.autocast(DEVICE.type, torch.bfloat16):
             latents = vae.encode(pixels)
             noise = float(stage.rng.uniform(0, _NOISE)) * torch.randn_like(latents)
