@@ -62,7 +62,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--walks", type=int, default=1500, help=f"multiple of {SHARD}")
     parser.add_argument("--chunks", type=int, default=8, help="chunks of a walk")
     parser.add_argument("--vae-steps", type=int, default=1750)
-    parser.add_argument("--pictures", type=float, default=0.4, help="share of those on single pictures")
+    parser.add_argument("--pictures", type=float, default=0.4, help="share of single pictures")
     parser.add_argument("--world-steps", type=int, default=20000)
     parser.add_argument("--batch", type=int, default=2, help="rows of a step of the world")
     parser.add_argument("--peak", type=float, default=5e-3, help="learning rate of the world")
