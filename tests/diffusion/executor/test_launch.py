@@ -20,6 +20,7 @@ from tests.helpers.faults import process_ids
 from tests.helpers.tiny import tiny_checkpoint_dir, tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor import worker_group
+from vllm_omni.diffusion.executor.launch import RankProcess
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
@@ -259,3 +260,15 @@ def test_descriptors_that_run_out_are_a_failure_that_is_tried_again(monkeypatch)
     monkeypatch.setattr(SharedBytes, "create", refuse)
     with pytest.raises(WorkerFailedError, match=r"Too many open files.*ulimit -n"):
         MultiprocExecutor(tiny_config("mp")).start()
+
+
+def test_a_launch_that_failed_leaves_no_group(monkeypatch):
+    def refuse(*_arguments: object) -> Iterator[RankProcess]:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(worker_group, "start_ranks", refuse)
+    made = MultiprocExecutor(tiny_config("mp"))
+    with pytest.raises(WorkerFailedError, match="could not be started: Resource temporarily"):
+        made.start()
+    with pytest.raises(WorkerFailedError, match="not running"):
+        _ = made.group

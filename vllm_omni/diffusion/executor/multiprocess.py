@@ -81,8 +81,9 @@ class MultiprocExecutor:
     def start(self) -> GroupCapacity:
         """Start all ranks and wait until each has loaded the model."""
         started_s = time.monotonic()
-        group = self._launch()
+        group = self._new_group()
         try:
+            group.launch(self._worker_main)
             capacities = self._gather_capacities()
         except BaseException as error:
             self._drop()
@@ -149,7 +150,7 @@ class MultiprocExecutor:
         if group is not None:
             group.stop()
 
-    def _launch(self) -> WorkerGroup:
+    def _new_group(self) -> WorkerGroup:
         try:
             group = WorkerGroup(self._config)
         except OSError as error:
@@ -158,7 +159,6 @@ class MultiprocExecutor:
             self._group = group
         if self._is_shut_down:
             self._drop()
-        group.launch(self._worker_main)
         return group
 
     @contextmanager
