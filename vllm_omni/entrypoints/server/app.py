@@ -22,6 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from vllm_omni import __version__
 from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.config.server import ServerConfig
+from vllm_omni.diffusion.executor.launch import kill_fork_server
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.access import AccessControl, chosen_subprotocol
 from vllm_omni.entrypoints.server.api_page import api_page_route
@@ -300,7 +301,11 @@ def run_server(
         Exit status of the process.
     """
     client = EngineClient.create(resolved, model_name=server.served_model_names[0], warm_up=True)
-    return serve_engine(client, server=server, listener=listener)
+    try:
+        return serve_engine(client, server=server, listener=listener)
+    finally:
+        # By itself it would take torch apart first: for seconds, where others need the machine.
+        kill_fork_server()
 
 
 def serve_engine(client: EngineClient, *, server: ServerConfig, listener: socket.socket) -> int:
