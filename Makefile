@@ -11,6 +11,7 @@
 #   make gpu-check    what is only counted elsewhere, measured on one GPU in 9 minutes
 #   make docs         the documentation as a site in build/docs
 #   make test-npu-sim the genuine torch_npu on a simulated runtime (gcc; an environment of its own)
+#   make test-ray     worker groups on a Ray cluster of two raylets; check-ray: lost machines, too
 #   make test-vllm    the tests of the linears on vLLM, in an environment of their own (2.2 GB)
 
 PYTHON ?= python3
@@ -34,10 +35,13 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 # torch_npu must never be installed beside the torch that everything else is tested with.
 NPU_SIM_VENV ?= .venv-npu-sim
 NPU_SIM_STAMP := $(NPU_SIM_VENV)/.installed
+# Ray and what it needs, beside what the tests' own environment holds.
+RAY_VENV ?= .venv-ray
+RAY_STAMP := $(RAY_VENV)/.installed
 export OMP_NUM_THREADS = 1
 
 .PHONY: setup demo test check static unit soak mutants serve-demo test-web vllm-env test-vllm clean
-.PHONY: gpu-check train-smoke cases npu-sim-env test-npu-sim docs
+.PHONY: gpu-check train-smoke cases npu-sim-env test-npu-sim ray-env test-ray check-ray docs
 
 setup: $(DEV_STAMP)
 
@@ -130,6 +134,27 @@ test-npu-sim: $(NPU_SIM_STAMP)
 	$(NPU_SIM_VENV)/bin/python -m pytest tests/npu_sim/lane --noconftest -W default \
 	  -p tests.helpers.fixtures.retries \
 	  -o python_files='check_*.py'
+
+ray-env: $(RAY_STAMP)
+
+$(RAY_STAMP): tests/ray/requirements.txt $(DEV_STAMP)
+	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -c 'import sysconfig, pathlib as p; \
+	  (p.Path(sysconfig.get_path("purelib")) / "project.pth").write_text( \
+	  "import site; site.addsitedir(%r)" % str(next(p.Path("$(VENV)").absolute().glob("lib/python*/site-packages"))))'
+	$(RAY_VENV)/bin/python -m pip install --quiet -r tests/ray/requirements.txt
+	@touch $@
+
+# The battery of executors on Ray alone: `make test` runs it on processes.
+RAY_PYTEST = $(RAY_VENV)/bin/python -m pytest -W default -k ray -o python_files='test_*.py check_*.py'
+test-ray check-ray: export RAY_USAGE_STATS_ENABLED = 0
+test-ray: $(RAY_STAMP)
+	$(RAY_PYTEST) tests/diffusion/executor/test_executors.py \
+	  tests/diffusion/executor/test_groups.py::test_a_killed_rank_is_named_and_a_new_group_is_right
+
+# All that runs on both, and lost machines, a frozen one, a lost head, overhead: takes longer.
+check-ray: $(RAY_STAMP)
+	$(RAY_PYTEST) -s tests/diffusion/executor tests/entrypoints/server/test_several_ranks.py tests/ray
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

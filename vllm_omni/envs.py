@@ -150,9 +150,21 @@ def c_compiler() -> str | None:
     return os.environ.get("CC") or None
 
 
-def prefer_loopback() -> None:
-    """Let gloo connect the ranks of this machine by its loopback, unless told otherwise."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def prefer_interface(interface: str) -> None:
+    """Let the libraries connect the ranks by a network interface, unless told otherwise."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if interface != "lo":  # Ranks of one machine exchange tensors past its network.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+        os.environ.setdefault("HCCL_SOCKET_IFNAME", interface)
+
+
+def prepare_ray() -> None:
+    """Let this process outlive a lost head of its Ray cluster for ten minutes, unless told not to.
+
+    To be called before Ray is imported; by itself it ends the process after one minute.
+    """
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
 def name_vllm_world(name: str) -> None:

@@ -97,8 +97,6 @@ STAGE_KEYS = (
     refused("data_parallel_start_rank", int, _ONE_GROUP, flags="own"),
     refused("data_parallel_backend", str, _ONE_GROUP, flags="own"),
     refused("data_parallel_size_local", int, _ONE_GROUP, [1], flags="own"),
-    refused("worker_backend", str, "workers are processes", ["multi_process", "mp"], flags="own"),
-    refused("ray_address", str, "workers are processes of this machine", flags="own"),
     no_effect("omni_lb_policy",
               Annotated[str, names(("random", "round-robin", "least-queue-length"))],
               "the replica with the most free places takes the next session", flags="own"),

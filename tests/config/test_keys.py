@@ -128,7 +128,7 @@ def test_everything_wrong_is_in_one_line():
         ({"attention_backend": "sage"}, "must be auto, sdpa, flash, flash3, npu_fusion"),
         ({"attention_backend": 3}, "attention_backend: must be a string, got 3"),
         ({"linear_backend": "mkl"}, 'linear_backend: must be native or vllm, got "mkl"'),
-        ({"distributed_executor_backend": "ray"}, "must be mp, uni or inline, got"),
+        ({"distributed_executor_backend": "k8s"}, "must be mp, ray, uni or inline, got"),
         ({"model_class_name": "WanPipeline"}, "must be LingBotWorldCausalDMDPipeline, got"),
         ({"env": {"A": True}}, "env.A: must be a string, got ***"),
         ({"env": {"A": ["hf_secret"]}}, "env.A: must be a string, got ***"),

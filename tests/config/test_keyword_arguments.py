@@ -90,7 +90,9 @@ def test_keyword_arguments_do_not_warn_about_their_names(model):
         ({"elastic": {"spare": -1}}, ValueError, "elastic.spare: must be at least 0"),
         ({"omni_heartbeat_timeout": 0.0}, ValueError, "omni_heartbeat_timeout"),
         ({"omni_lb_policy": "best"}, ValueError, "omni_lb_policy"),
-        ({"worker_backend": "ray"}, ValueError, 'worker_backend="ray" is refused'),
+        ({"ray_address": "ray://head:10001"}, ValueError, "not of a client"),
+        ({"ray": {"placement": "wide"}}, ValueError, "must be pack, strict_pack or spread"),
+        ({"ray": {"resources": {"H200": 0}}}, ValueError, "ray.resources.H200: must be above 0"),
     ],
 )  # fmt: skip
 def test_keyword_arguments_that_are_refused(model, overrides, error, message):

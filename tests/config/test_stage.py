@@ -108,6 +108,29 @@ def test_several_ranks_take_worker_processes_and_never_one(model):
             )
 
 
+def test_ray_is_asked_for_by_name_and_has_to_be_there(model, monkeypatch):
+    monkeypatch.setattr("vllm_omni.config.stage.find_spec", lambda _: None)
+    for key in ("worker_backend", "distributed_executor_backend"):
+        with pytest.raises(ConfigError, match="needs Ray, which is not installed"):
+            resolve(model, overrides={key: "ray"})
+    assert resolve(model, overrides={"worker_backend": "multi_process"}).config.executor == "mp"
+
+
+def test_ray_shares_out_the_devices_of_a_cluster(real_size, monkeypatch):
+    monkeypatch.setattr("vllm_omni.config.stage.find_spec", lambda _: object())
+    said = {"device": "cuda", "devices": "0,1", "ulysses_degree": 4, "num_replicas": 2}
+    where = {"ray_address": "head:6379", "ray": {"placement": "spread", "resources": {"H200": 1}}}
+    made = resolve(real_size, overrides=said | where | {"worker_backend": "ray"})
+    assert (made.config.devices, made.config.of_replica(1).devices) == (None, None)
+    assert made.no_effect == ("devices=0,1 has no effect: Ray gives each rank its device",)
+    assert made.config.ray.address == "head:6379"
+    assert (made.config.ray.placement, made.config.ray.resources) == ("spread", {"H200": 1})
+    ignored = resolve(real_size, overrides=where)
+    assert ignored.no_effect == (
+        "ray_address and ray have no effect: distributed_executor_backend is not ray",
+    )
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

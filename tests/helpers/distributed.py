@@ -84,7 +84,7 @@ def _rank_main(
     arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
-    envs.prefer_loopback()
+    envs.prefer_interface("lo")
     state: ParallelState = join_world(
         WorldPlace(
             rank=rank,

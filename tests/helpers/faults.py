@@ -9,15 +9,22 @@ import os
 import signal
 import sys
 import time
-from multiprocessing.connection import Connection
 
 import pytest
 
+from vllm_omni.diffusion.executor.conversation import RankConversation
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.diffusion.worker import process
-from vllm_omni.diffusion.worker.process import Done, Loading, Refused, Stop, WorkerTask
-from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
+from vllm_omni.diffusion.worker.process import (
+    Done,
+    ExecutorPipe,
+    Loading,
+    PixelMemory,
+    Refused,
+    Stop,
+    WorkerTask,
+)
 from vllm_omni.errors import (
     CheckpointError,
     OmniError,
@@ -29,19 +36,19 @@ from vllm_omni.errors import (
 HANG_S = 600.0
 
 
-def faulty_main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
+def faulty_main(task: WorkerTask, pipe: ExecutorPipe, pixels: PixelMemory) -> None:
     """A worker process with the faults built in."""
     install_faults(pytest.MonkeyPatch())
     process.main(task, pipe, pixels)
 
 
-def telling_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
+def telling_main(task: WorkerTask, pipe: ExecutorPipe, _pixels: PixelMemory) -> None:
     """Refuse to start, and tell what the process found when it began."""
     found = f"torch loaded: {'torch' in sys.modules}, marker: {os.environ.get('FAULTS_MARKER')}"
     pipe.send(Refused(CheckpointError(f"rank {task.rank}: {found}")))
 
 
-def refusing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
+def refusing_main(task: WorkerTask, pipe: ExecutorPipe, _pixels: PixelMemory) -> None:
     """The rank that ``REFUSING_RANK`` names refuses to start and ends, the other loads for ever."""
     if task.rank == int(os.environ["REFUSING_RANK"]):
         pipe.send(Refused(CheckpointError(f"rank {task.rank} found another model")))
@@ -49,7 +56,12 @@ def refusing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> N
         time.sleep(HANG_S)
 
 
-def slow_main(_task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
+def silent_main(_task: WorkerTask, _pipe: ExecutorPipe, _pixels: PixelMemory) -> None:
+    """Load for ever."""
+    time.sleep(HANG_S)
+
+
+def slow_main(_task: WorkerTask, pipe: ExecutorPipe, _pixels: PixelMemory) -> None:
     """Weights arrive for five seconds, with news of them; then the rank is ready."""
     for _ in range(10):
         time.sleep(0.5)
@@ -58,7 +70,7 @@ def slow_main(_task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None
     pipe.recv()
 
 
-def disagreeing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> None:
+def disagreeing_main(task: WorkerTask, pipe: ExecutorPipe, _pixels: PixelMemory) -> None:
     """Rank 0 is ready and rank 1 refuses; in a command, each has a reason of its own."""
     reasons: tuple[OmniError, OmniError] = (SessionFailedError("a bug"), WorkerFailedError("dead"))
     ready = GroupCapacity(sessions=1, num_pages=1, page_tokens=1, page_bytes=1, window_frames=1)
@@ -70,8 +82,10 @@ def disagreeing_main(task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -
         pipe.send(Refused(reasons[task.rank]))
 
 
-def process_ids(group: WorkerGroup) -> tuple[int, ...]:
+def process_ids(group: RankConversation) -> tuple[int, ...]:
     """Ids of the processes of a running group, by rank."""
+    if not isinstance(group, WorkerGroup):
+        return tuple(berth.process_id for berth in group.berths)
     return tuple(worker.process.pid for worker in group._workers if worker.process.pid is not None)
 
 

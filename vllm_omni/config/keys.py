@@ -9,6 +9,7 @@ from vllm_omni.diffusion.data import (
     DiffusionParallelConfig,
     KVCacheConfig,
     OmniDiffusionConfig,
+    RayConfig,
     ReplicaConfig,
     SamplingDefaults,
 )
@@ -17,8 +18,8 @@ from vllm_omni.other_keys import MODEL_KEYS, PARALLEL_KEYS, STAGE_KEYS
 from vllm_omni.setting import PARALLEL, Setting, Status, settings_of
 
 OWNERS = (
-    StageSettings, DiffusionParallelConfig, OmniDiffusionConfig, ReplicaConfig, KVCacheConfig,
-    SamplingDefaults,
+    StageSettings, DiffusionParallelConfig, OmniDiffusionConfig, ReplicaConfig, RayConfig,
+    KVCacheConfig, SamplingDefaults,
 )  # fmt: skip
 """Classes whose fields are settings of a stage."""
 KEYS: dict[str, Setting] = {

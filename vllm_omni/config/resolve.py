@@ -27,6 +27,7 @@ from vllm_omni.diffusion.data import (
     DiffusionParallelConfig,
     KVCacheConfig,
     OmniDiffusionConfig,
+    RayConfig,
     ReplicaConfig,
     SamplingDefaults,
 )
@@ -159,6 +160,7 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
         parallel=parallel,
         kv_cache=construct(KVCacheConfig, values),
         replicas=replicas,
+        ray=construct(RayConfig, values),
         **decided_fields(stage),
     )
     _check_devices(config, host)
@@ -174,12 +176,14 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
         step_execution=stage.step_execution,
         engine_backend=str(stage.engine_backend),
         origins=tuple(
-            _effective((stage, parallel, config, replicas, config.kv_cache, sampling), merged)
+            _effective(
+                (stage, parallel, config, replicas, config.ray, config.kv_cache, sampling), merged
+            )
         ),
         no_effect=(
             *(() if file is None else file.no_effect),
             *no_effect_notes(values, KEYS),
-            *_platform_notes(said, config.device),
+            *_platform_notes(said, config),
             *_hidden_notes(merged),
             *_class_notes(said, directory),
         ),
@@ -188,7 +192,7 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
 
 def _with_device_names(config: OmniDiffusionConfig) -> OmniDiffusionConfig:
     """The configuration with devices as the device library knows them, those of each replica."""
-    if config.replicas.most == 1 or config.device == "cpu":
+    if config.replicas.most == 1 or config.device == "cpu" or config.executor == "ray":
         return replace(config, devices=device_names(config.device, config.devices, config.env))
     shares = [
         device_names(config.device, share, config.env) or ""
@@ -205,7 +209,7 @@ def _with_device_names(config: OmniDiffusionConfig) -> OmniDiffusionConfig:
 
 def _check_devices(config: OmniDiffusionConfig, host: Host) -> None:
     """Refuse more ranks than there are devices; those that no list names are the machine's."""
-    if config.device == "cpu":
+    if config.device == "cpu" or config.executor == "ray":
         return
     ranks, replicas = config.parallel.world_size, config.replicas.most
     devices, first = config.devices, 0
@@ -246,11 +250,15 @@ def _origin(key: str, merged: Merged) -> str:
     return merged.origins.get(key) or merged.origins.get(_FOLLOWS.get(key, ""), DEFAULT_ORIGIN)
 
 
-def _platform_notes(said: StageSettings, device: str) -> list[str]:
+def _platform_notes(said: StageSettings, config: OmniDiffusionConfig) -> list[str]:
     notes = []
-    if device == "cpu" and said.devices is not None:
+    if config.executor == "ray" and said.devices is not None:
+        notes.append(f"devices={said.devices} has no effect: Ray gives each rank its device")
+    elif config.device == "cpu" and said.devices is not None:
         notes.append(f"devices={said.devices} has no effect: the CPU is one device")
-    if device != "cuda" and said.enforce_eager is False:
+    if config.executor != "ray" and config.ray != RayConfig():
+        notes.append("ray_address and ray have no effect: distributed_executor_backend is not ray")
+    if config.device != "cuda" and said.enforce_eager is False:
         notes.append("enforce_eager=false has no effect: blocks are compiled on CUDA only")
     return notes
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator
 
@@ -45,6 +45,7 @@ def _distinct(value: str) -> str:
 _Devices = Annotated[Text, AfterValidator(_distinct)]
 _DType = Annotated[str, names(("auto", "bfloat16", "float16", "float32"), _DTYPE_NAMES)]
 _Linears = Annotated[str, names(("native", "vllm"))]
+_Executor = Annotated[str, names(("mp", "ray", "uni", "inline"), {"multi_process": "mp"})]
 _ModelClass = Annotated[str, names((LINGBOT_WORLD.class_name,))]
 _Quantization = Annotated[str, names(("fp8", "fp8_per_tensor", "ascend"))]
 
@@ -63,8 +64,9 @@ class StageSettings:
         unsaid="all")] = None
     dtype: Annotated[_DType, setting(
         "kind of floats", "--dtype", unsaid="auto: bfloat16, float32 on CPU")] = "auto"
-    distributed_executor_backend: Annotated[Literal["mp", "uni", "inline"] | None, setting(
-        "mp: worker processes; uni or inline: in this process, one rank",
+    distributed_executor_backend: Annotated[_Executor | None, setting(
+        "mp: worker processes; ray: actors of a Ray cluster; uni or inline: in this process, one "
+        "rank", "--distributed-executor-backend --worker-backend", aliases="worker_backend",
         unsaid="mp for a server, several ranks or several replicas")] = None
     engine_backend: Annotated[object, setting(
         "`default` or the import path of ARDiffusionEngine")] = "default"
@@ -160,6 +162,12 @@ def decide(
     """
     device = stage.device or host.platform
     fitting = "mp" if ranks * replicas > 1 else host.executor
+    executor = stage.distributed_executor_backend or fitting
+    if executor == "ray" and find_spec("ray") is None:
+        raise ConfigError(
+            "distributed_executor_backend ray needs Ray, which is not installed; install this "
+            "package with its extra ray, as on the machines of the cluster, or choose mp"
+        )
     dtype = stage.dtype
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
@@ -176,9 +184,9 @@ def decide(
     return replace(
         stage,
         device=device,
-        devices=None if device == "cpu" else stage.devices,
+        devices=None if device == "cpu" or executor == "ray" else stage.devices,
         dtype=dtype,
-        distributed_executor_backend=stage.distributed_executor_backend or fitting,
+        distributed_executor_backend=executor,
         engine_backend=engine,
         enforce_eager=bool(stage.enforce_eager) or device != "cuda",
         linear_backend=_linear_backend(stage, is_quantised=is_quantised),

@@ -20,6 +20,7 @@ from vllm_omni.setting import (
     NotNegative,
     Positive,
     Seconds,
+    Text,
     check_fields,
     names,
     setting,
@@ -230,6 +231,32 @@ class ReplicaConfig:
         return self.most > self.num_replicas
 
 
+def _of_a_cluster(address: str) -> str:
+    if address.startswith("ray://"):
+        raise refuse("must be HOST:PORT of a cluster that this machine is part of, not of a client")
+    return address
+
+
+@dataclass(frozen=True, slots=True)
+class RayConfig:
+    """Where Ray puts the ranks of a worker group."""
+
+    # fmt: off
+    address: Annotated[Annotated[Text, AfterValidator(_of_a_cluster)], setting(
+        "HOST:PORT of the head of the Ray cluster, which this machine must be part of",
+        "--ray-address", key="ray_address",
+        unsaid="RAY_ADDRESS, else the cluster of this machine")] = "auto"
+    placement: Annotated[str, names(("pack", "strict_pack", "spread")), setting(
+        "pack: on few machines; strict_pack: on one machine; spread: on many", key="ray.")] = "pack"
+    resources: Annotated[dict[str, Annotated[float, Field(gt=0)]], setting(
+        "what a rank takes of Ray's resources, beside one CPU and one GPU or NPU",
+        key="ray.")] = field(default_factory=dict)
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 @dataclass(frozen=True, slots=True)
 class OmniDiffusionConfig:
     """Everything a worker group needs to know, with no default left to resolve.
@@ -242,7 +269,8 @@ class OmniDiffusionConfig:
         geometry: size that is warmed up and that requests get when they name none; ``None``
             derives the size from the picture.
         enforce_eager: no compilation; always true where the platform cannot compile.
-        executor: ``inline`` (this process, one rank) or ``mp`` (worker processes).
+        executor: ``inline`` (this process, one rank), ``mp`` (worker processes) or ``ray`` (actors
+            of a Ray cluster).
         quantization: method and options of vLLM's linears, empty for none.
         action_root: trusted root of recorded camera paths.
         model_class_name: the model that the directory holds, where the deployment says so.
@@ -255,6 +283,7 @@ class OmniDiffusionConfig:
     parallel: DiffusionParallelConfig = field(default_factory=DiffusionParallelConfig)
     kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
     replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     geometry: VideoGeometry | None = None
     enforce_eager: bool = True
     executor: str = "inline"

@@ -143,7 +143,7 @@ class ChunkResult:
 
     Attributes:
         data: layout of the request's :class:`OutputKind`.
-        ready_s: ``time.monotonic()`` of the worker when the pixels were on the host.
+        ready_s: ``time.monotonic()`` when the pixels were there for the engine's process.
     """
 
     session_id: str

@@ -9,7 +9,7 @@ from prometheus_client import PlatformCollector, ProcessCollector
 
 from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.diffusion.data import OmniDiffusionConfig, ReplicaConfig, SamplingDefaults
-from vllm_omni.diffusion.executor import create_executor
+from vllm_omni.diffusion.executor import connect, create_executor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind
 from vllm_omni.diffusion.registry import ModelEntry
@@ -34,12 +34,15 @@ class EngineClient:
     ) -> EngineClient:
         """Make the engine; nothing is started or loaded. Its metrics hold this process's, too.
 
+        Call this in the main thread before handlers of signals are installed.
+
         Args:
             model_name: label of the metrics.
             warm_up: whether to warm up before the engine is ready, at the configured size or, where
                 blocks are compiled, at the one that they are compiled for.
         """
         config = deployment.config
+        connect(config)
 
         def supervisor_of(replica: int) -> WorkerSupervisor:
             own = config.of_replica(replica)

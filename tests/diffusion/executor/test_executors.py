@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.faults import faulty_main, install_faults
+from tests.helpers.fixtures.carriers import CARRIERS, group_config, group_executor, raylets
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
 from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.executor.inline import InlineExecutor
@@ -24,12 +25,14 @@ from vllm_omni.errors import (
     WorkerFailedError,
 )
 
+__all__ = ["raylets"]
+
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
 SIZE = VideoGeometry(64, 96)
 
 
-@pytest.fixture(scope="module", params=["inline", "mp"])
+@pytest.fixture(scope="module", params=["inline", *CARRIERS])
 def executor(request):
     """One started executor with room for exactly one session of :data:`SIZE`."""
     patch = pytest.MonkeyPatch()
@@ -37,7 +40,9 @@ def executor(request):
     if request.param == "inline":
         made = InlineExecutor(tiny_config("inline"))
     else:
-        made = MultiprocExecutor(tiny_config("mp"), worker_main=faulty_main)
+        if request.param == "ray":
+            request.getfixturevalue("raylets")
+        made = group_executor(group_config(request.param), faulty_main)
     ready = made.start()
     assert ready.sessions == 1
     assert ready.num_pages == ready.pages_for(SIZE.tokens_per_frame)
@@ -160,10 +165,12 @@ def test_peak_memory(executor):
     assert executor.peak_bytes() > 50e6  # an interpreter that has loaded torch
 
 
-@pytest.mark.parametrize("kind", ["inline", "mp"])
-def test_a_bad_checkpoint_is_told_by_its_own_error(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["inline", *CARRIERS])
+def test_a_bad_checkpoint_is_told_by_its_own_error(kind, tmp_path, request):
+    if kind == "ray":
+        request.getfixturevalue("raylets")
     broken = replace(tiny_config(kind), model=str(tmp_path))
-    made = InlineExecutor(broken) if kind == "inline" else MultiprocExecutor(broken)
+    made = InlineExecutor(broken) if kind == "inline" else group_executor(broken)
     with pytest.raises(CheckpointError, match="model_index"):
         made.start()
     made.shutdown()

@@ -1,16 +1,18 @@
-"""Two worker processes serve sessions as one does: same bytes, same errors, nothing left."""
+"""Several ranks serve sessions as one does: same bytes, same errors, nothing left."""
 
 import numpy as np
 import pytest
 
+from tests.helpers.fixtures.carriers import carrier, group_config, group_executor, raylets
 from tests.helpers.rollouts import PROMPTS
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
 from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor.inline import InlineExecutor
-from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.messages import OutputKind
 from vllm_omni.errors import UnsupportedParallelismError
+
+__all__ = ["carrier", "raylets"]
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
 
@@ -30,9 +32,9 @@ def one():
 
 
 @pytest.fixture(scope="module", params=WORLDS)
-def group(request):
-    made = MultiprocExecutor(
-        tiny_config("mp", parallel=WORLDS[request.param], max_num_seqs=SESSIONS)
+def group(request, carrier):
+    made = group_executor(
+        group_config(carrier, parallel=WORLDS[request.param], max_num_seqs=SESSIONS)
     )
     assert made.start().sessions == SESSIONS
     yield made

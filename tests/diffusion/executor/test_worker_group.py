@@ -8,12 +8,11 @@ from multiprocessing.connection import Connection
 import psutil
 import pytest
 
-from tests.helpers.faults import process_ids
+from tests.helpers.faults import process_ids, silent_main
 from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
-from vllm_omni.diffusion.executor.launch import WorkerMain
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
-from vllm_omni.diffusion.worker.process import Done, ReportPeak, WorkerTask
+from vllm_omni.diffusion.worker.process import Done, ReportPeak, WorkerMain, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import WorkerFailedError
 
@@ -32,11 +31,6 @@ def talking_main(_task: WorkerTask, pipe: Connection, _pixels: SharedBytes) -> N
     """Says the same again and again: whoever listens is as often between two waits as in one."""
     while True:
         pipe.send(Done(None))
-
-
-def silent_main(_task: WorkerTask, _pipe: Connection, _pixels: SharedBytes) -> None:
-    """Loads for ever."""
-    time.sleep(600)
 
 
 def launched(worker_main: WorkerMain, **settings: object) -> WorkerGroup:

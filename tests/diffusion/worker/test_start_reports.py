@@ -9,7 +9,7 @@ from multiprocessing import Pipe
 import pytest
 
 from vllm_omni.diffusion.executor.launch import launch_failure
-from vllm_omni.diffusion.worker.process import Refused, _ExecutorPipe, _reporting
+from vllm_omni.diffusion.worker.process import Refused, _ExitingPipe, _reporting
 from vllm_omni.errors import CheckpointError, WorkerFailedError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
@@ -25,7 +25,7 @@ def noted(error: Exception, note: str) -> Exception:
 def reported(error: Exception) -> tuple[Exception | None, object]:
     """What the executor gets, and the exit status of the process."""
     ours, theirs = Pipe()
-    with pytest.raises(SystemExit) as ended, _reporting(1, _ExecutorPipe(theirs)):
+    with pytest.raises(SystemExit) as ended, _reporting(1, _ExitingPipe(theirs)):
         raise error
     reply = ours.recv()
     assert isinstance(reply, Refused)

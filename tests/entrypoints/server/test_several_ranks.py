@@ -1,18 +1,22 @@
 """Two ranks behind the same doors: offline, served, and after one of them was killed."""
 
 import asyncio
+import re
 import time
 
 import numpy as np
 import psutil
 import pytest
 
+from tests.helpers.fixtures.carriers import KILLED, carrier, raylets
 from tests.helpers.server import CPU_TINY, RealServer, real_server
 from tests.helpers.socket_client import picture_url, socket_client, start_message
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni import Omni
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+__all__ = ["carrier", "raylets"]
 
 pytestmark = [
     pytest.mark.core_model,
@@ -44,45 +48,67 @@ def served_by_one() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def two_ranks():
+def two_ranks(carrier, request):
     """A server of two ranks."""
-    with real_server("--ulysses-degree", "2") as server:
+    flags = ["--ulysses-degree", "2"]
+    if carrier == "ray":
+        address = request.getfixturevalue("raylets").address
+        flags += ["--worker-backend", "ray", "--ray-address", address]
+        flags += ["--stage-overrides", '{"0": {"ray": {"placement": "spread"}}}']
+    with real_server(*flags) as server:
         print(f"two ranks ready after {server.ready_s:.1f} s")
         yield server
 
 
-def ranks_of(server: RealServer) -> list[psutil.Process]:
+def ranks_of(server: RealServer, carrier: str) -> list[psutil.Process]:
     """The worker processes, in the order in which they were started."""
+    if carrier == "ray":  # The raylets of the fixture have started them.
+        family = psutil.Process().children(recursive=True)
+        return [one for one in family if "ray::RankActor" in " ".join(one.cmdline())]
     family = server.api.children(recursive=True)
     forks = [process for process in family if "forkserver" in " ".join(process.cmdline())]
     parents = {process.ppid() for process in forks}
     return sorted((process for process in forks if process.pid not in parents), key=lambda p: p.pid)
 
 
-async def test_the_stream_is_that_of_one_rank(two_ranks, served_by_one):
+async def test_the_stream_is_that_of_one_rank(two_ranks, carrier, served_by_one):
     # Bitwise: the same pixels give the same bytes.
-    assert len(ranks_of(two_ranks)) == 2
+    assert len(ranks_of(two_ranks, carrier)) == 2
     assert await play(two_ranks.url) == served_by_one
 
 
-async def test_a_killed_rank_costs_its_session_and_nothing_else(two_ranks, served_by_one):
+async def test_a_killed_rank_costs_its_session_and_nothing_else(two_ranks, carrier, served_by_one):
     async with socket_client(two_ranks.url) as client:
         await client.say(start_message(num_frames=None, unbounded=True))
         await client.chunk()
-        ranks = ranks_of(two_ranks)
+        ranks = ranks_of(two_ranks, carrier)
         ranks[1].kill()
         killed_s = time.monotonic()
         error = await client.error()
         told_s = time.monotonic() - killed_s
     assert error["code"] == "worker_restarted"
-    assert "rank 1 ended with exit code -9 (SIGKILL)" in error["message"]
+    assert re.search(f"rank [01] {KILLED[carrier]}", error["message"])
     # The next session waits for the new group.
     assert await play(two_ranks.url) == served_by_one
     recovered_s = time.monotonic() - killed_s
     print(f"client told after {told_s:.2f} s, the next world complete after {recovered_s:.2f} s")
     assert recovered_s < RECOVERY_S
     assert not any(rank.is_running() for rank in ranks)
-    assert len(ranks_of(two_ranks)) == 2
+    assert len(ranks_of(two_ranks, carrier)) == 2
+
+
+async def test_a_server_that_is_to_end_tells_its_viewer_and_leaves_nothing(two_ranks, carrier):
+    async with socket_client(two_ranks.url) as client:
+        await client.say(start_message(num_frames=None, unbounded=True))
+        await client.chunk()
+        ranks = ranks_of(two_ranks, carrier)
+        ending = asyncio.create_task(asyncio.to_thread(two_ranks.terminate, RECOVERY_S))
+        assert (await client.error())["code"] == "server_draining"
+    assert await ending == 0
+    _, alive = psutil.wait_procs(ranks, timeout=RECOVERY_S)
+    assert not alive
+    assert "Traceback" not in two_ranks.log
+    assert "SIGTERM received" not in two_ranks.log  # what Ray's own handler writes
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,8 @@ class WorldPlace:
 
     Attributes:
         rank: global rank of the process.
-        rendezvous: directory that only this generation of the world uses.
+        rendezvous: ``tcp://HOST:PORT`` of a store, or a directory that only this generation of
+            the world uses.
         backend: backend of ``torch.distributed`` for tensors of ``device``.
         timeout_s: time limit of every collective.
     """
@@ -127,6 +128,12 @@ class WorldPlace:
     def world_size(self) -> int:
         """Number of ranks in the world."""
         return self.tensor_parallel_size * self.sequence_parallel_size
+
+    @property
+    def init_method(self) -> str:
+        """Where the ranks meet, as ``torch.distributed`` is told."""
+        is_url = "://" in self.rendezvous
+        return self.rendezvous if is_url else f"file://{self.rendezvous}/{_STORE_FILE}"
 
     def tensor_groups(self) -> list[list[int]]:
         """Global ranks of each tensor-parallel group."""
@@ -149,7 +156,7 @@ def join_world(place: WorldPlace) -> ParallelState:
     timeout = timedelta(seconds=place.timeout_s)
     dist.init_process_group(
         place.backend,
-        init_method=f"file://{place.rendezvous}/{_STORE_FILE}",
+        init_method=place.init_method,
         rank=place.rank,
         world_size=place.world_size,
         timeout=timeout,

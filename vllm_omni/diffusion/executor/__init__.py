@@ -1,8 +1,9 @@
-"""Ways to run a worker group: in this process, or in a process per rank."""
+"""Ways to run a worker group: in this process, in processes of this machine, or by Ray."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
@@ -55,6 +56,26 @@ def create_executor(config: OmniDiffusionConfig) -> Executor:
         from vllm_omni.diffusion.executor.inline import InlineExecutor
 
         return InlineExecutor(config)
+    if config.executor == "ray":
+        envs.prepare_ray()
+        from vllm_omni.diffusion.executor.ray_actors import RayExecutor
+
+        return RayExecutor(config)
     from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 
     return MultiprocExecutor(config)
+
+
+def connect(config: OmniDiffusionConfig) -> None:
+    """Join this process to the cluster that the configuration names, if it names one.
+
+    To be called in the main thread before handlers of signals are installed, which it would undo.
+
+    Raises:
+        ConfigError: if there is no such cluster.
+    """
+    if config.executor == "ray":
+        envs.prepare_ray()
+        from vllm_omni.diffusion.executor import ray_actors
+
+        ray_actors.connect(config.ray.address)

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker, util
@@ -19,16 +19,13 @@ from pathlib import Path
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.registry import model_of
-from vllm_omni.diffusion.worker.process import WorkerTask
+from vllm_omni.diffusion.worker.process import Seat, WorkerMain, WorkerTask, run_process
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import WorkerFailedError
 from vllm_omni.logger import get_logger, log_file, logs_json
 from vllm_omni.system_errors import is_refusal, sentence
 
 logger = get_logger(__name__)
-
-WorkerMain = Callable[[WorkerTask, Connection, SharedBytes], None]
-"""What a worker process runs."""
 
 PRELOADED = (
     "vllm_omni.diffusion.worker.process",
@@ -97,8 +94,9 @@ def start_ranks(
         with envs.exported(config.env):
             for rank in range(config.parallel.world_size):
                 task = WorkerTask(
-                    config, rank, rendezvous, logger.getEffectiveLevel(), log_file(), logs_json()
-                )
+                    config, rank, rendezvous, logger.getEffectiveLevel(), log_file(), logs_json(),
+                    Seat(device_index=rank, num_neighbours=config.parallel.world_size),
+                )  # fmt: skip
                 yield _started(context, worker_main, task, pixels)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -109,7 +107,7 @@ def _started(
 ) -> RankProcess:
     ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
     process = context.Process(
-        target=worker_main, args=(task, theirs, pixels), name=f"{_NAME}{task.rank}"
+        target=run_process, args=(worker_main, task, theirs, pixels), name=f"{_NAME}{task.rank}"
     )
     process.start()
     theirs.close()

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
-from vllm_omni.diffusion.executor.launch import WorkerMain, launch_failure
+from vllm_omni.diffusion.executor.conversation import RankConversation
+from vllm_omni.diffusion.executor.launch import launch_failure
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
@@ -30,6 +31,7 @@ from vllm_omni.diffusion.worker.process import (
     ReportPeak,
     ReportTraffic,
     SharedChunk,
+    WorkerMain,
 )
 from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger
@@ -60,14 +62,14 @@ class MultiprocExecutor:
     ) -> None:
         self._config = config
         self._worker_main = worker_main
-        self._group: WorkerGroup | None = None
+        self._group: RankConversation | None = None
         self._changing = threading.Lock()
         self._is_shut_down = False
         self._sizes: dict[str, tuple[int, int]] = {}
         self._limit = ChunkLimit(config.chunk_timeout_s, config.stage_init_timeout_s)
 
     @property
-    def group(self) -> WorkerGroup:
+    def group(self) -> RankConversation:
         """The worker processes that run now.
 
         Raises:
@@ -150,9 +152,12 @@ class MultiprocExecutor:
         if group is not None:
             group.stop()
 
-    def _new_group(self) -> WorkerGroup:
+    def _make_group(self) -> RankConversation:
+        return WorkerGroup(self._config)
+
+    def _new_group(self) -> RankConversation:
         try:
-            group = WorkerGroup(self._config)
+            group = self._make_group()
         except OSError as error:
             raise launch_failure(error) from error
         with self._changing:
@@ -162,7 +167,7 @@ class MultiprocExecutor:
         return group
 
     @contextmanager
-    def _conversation(self) -> Iterator[WorkerGroup]:
+    def _conversation(self) -> Iterator[RankConversation]:
         """Give the running group; one that raises, or whose wait is interrupted, is lost."""
         group = self.group
         try:
@@ -227,11 +232,12 @@ class MultiprocExecutor:
         raise error
 
     def _result(self, chunk: SharedChunk) -> ChunkResult:
+        ready_s = time.monotonic()  # Here: the clock of another machine says nothing.
         return ChunkResult(
             session_id=chunk.session_id,
             chunk_index=chunk.chunk_index,
             data=self.group.read_pixels(chunk.slot, chunk.shape, chunk.dtype),
-            ready_s=chunk.ready_s,
+            ready_s=ready_s,
             timings=chunk.timings,
         )
 
@@ -241,7 +247,7 @@ class MultiprocExecutor:
         if group is not None:
             group.kill()
 
-    def _take_group(self, *, for_good: bool = False) -> WorkerGroup | None:
+    def _take_group(self, *, for_good: bool = False) -> RankConversation | None:
         with self._changing:
             self._is_shut_down = self._is_shut_down or for_good
             group, self._group = self._group, None

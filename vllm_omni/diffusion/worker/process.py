@@ -13,12 +13,14 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Protocol, assert_never, runtime_checkable
+
+import numpy as np
+from jaxtyping import Shaped
 
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -30,7 +32,6 @@ from vllm_omni.diffusion.messages import (
     GroupCapacity,
     SessionRequest,
 )
-from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import apply_log_config, configure_logging, get_logger
 from vllm_omni.system_errors import is_refusal, sentence
@@ -42,14 +43,33 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
+LOOPBACK = "lo"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The place of a rank on its machine.
+
+    Attributes:
+        device_index: which of the devices that the process sees is the rank's.
+        num_neighbours: ranks of the group on this machine, this one included.
+        interface: network interface by which the other ranks are reached; ``None`` leaves the
+            choice to the libraries.
+    """
+
+    device_index: int = 0
+    num_neighbours: int = 1
+    interface: str | None = LOOPBACK
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
     """What a worker process is started with.
 
     Attributes:
         rank: index of the process in its group; 0 is the root.
-        rendezvous: where the ranks of this generation find each other, a directory that no
-            earlier generation used; ``None`` for a group of one.
+        rendezvous: where the ranks of this generation find each other, ``tcp://HOST:PORT`` of a
+            store or a directory that no earlier generation used; ``None`` for a group of one.
         log_level: of the process that starts it.
         log_file: that process's, to which the worker appends; ``None`` for none.
         logs_json: whether that process logs JSON.
@@ -61,6 +81,7 @@ class WorkerTask:
     log_level: int
     log_file: str | None
     logs_json: bool = False
+    seat: Seat = Seat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +125,6 @@ class SharedChunk:
     Attributes:
         slot: where it stands there.
         dtype: as ``numpy.dtype.str``.
-        ready_s: ``time.monotonic()`` of the worker when the data were on the host.
     """
 
     session_id: str
@@ -112,7 +132,6 @@ class SharedChunk:
     slot: int
     dtype: str
     shape: tuple[int, ...]
-    ready_s: float
     timings: ChunkTimings
 
 
@@ -153,12 +172,40 @@ class Loading:
 Reply = SharedChunk | Done | Refused | Lost | Loading
 
 
-def main(task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
-    """Run one rank; this is the entry point of the process."""
+@runtime_checkable
+class ExecutorPipe(Protocol):
+    """A worker's way to its executor, and back; a broken one raises ``OSError`` or ``EOFError``."""
+
+    def send(self, reply: Reply, /) -> None:
+        """Say something to the executor."""
+        ...
+
+    def recv(self) -> Command:
+        """Wait for the next command."""
+        ...
+
+
+@runtime_checkable
+class PixelMemory(Protocol):
+    """Where the root puts the pixels of a chunk before it announces them."""
+
+    def write(self, array: Shaped[np.ndarray, "..."]) -> int:
+        """Take an array, and return the slot that it stands in."""
+        ...
+
+
+WorkerMain = Callable[[WorkerTask, ExecutorPipe, PixelMemory], None]
+"""What carries out the commands of an executor for one rank."""
+
+
+def run_process(
+    worker_main: WorkerMain, task: WorkerTask, pipe: ExecutorPipe, pixels: PixelMemory
+) -> None:
+    """Run one rank in a process of its own; this is its entry point."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_executor, args=(task,), daemon=True).start()
-    _serve(task, _ExecutorPipe(pipe), pixels)
+    worker_main(task, pipe, pixels)
 
 
 def _end_with_executor(task: WorkerTask) -> None:
@@ -171,18 +218,27 @@ def _end_with_executor(task: WorkerTask) -> None:
     os._exit(1)
 
 
-def prepare_environment(config: OmniDiffusionConfig) -> None:
-    """Set the variables of the deployment, of its devices and of its ranks in this process."""
+def main(task: WorkerTask, pipe: ExecutorPipe, pixels: PixelMemory) -> None:
+    """Load the model of one rank and obey until told to stop."""
+    _serve(task, _ExitingPipe(pipe), pixels)
+
+
+def prepare_environment(config: OmniDiffusionConfig, interface: str | None = LOOPBACK) -> None:
+    """Set the variables of the deployment, of its devices and of its ranks in this process.
+
+    Args:
+        interface: by which the ranks reach each other; ``None`` leaves that to the libraries.
+    """
     envs.export(dict(config.env))
     if config.devices is not None:
         envs.show_devices(config.device, config.devices)
-    if config.parallel.world_size > 1:
-        envs.prefer_loopback()
+    if config.parallel.world_size > 1 and interface is not None:
+        envs.prefer_interface(interface)
 
 
-def _serve(task: WorkerTask, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
+def _serve(task: WorkerTask, pipe: _ExitingPipe, pixels: PixelMemory) -> None:
     with _reporting(task.rank, pipe):
-        prepare_environment(task.config)
+        prepare_environment(task.config, task.seat.interface)
         configure_logging(
             level=task.log_level,
             rank=task.rank if task.config.parallel.world_size > 1 else None,
@@ -200,7 +256,7 @@ def _serve(task: WorkerTask, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
 
 
 @contextmanager
-def _reporting(rank: int, pipe: _ExecutorPipe) -> Iterator[None]:
+def _reporting(rank: int, pipe: _ExitingPipe) -> Iterator[None]:
     """Tell the executor why this rank does not start, whatever was raised, and end the process."""
     try:
         yield
@@ -216,15 +272,20 @@ def _reporting(rank: int, pipe: _ExecutorPipe) -> Iterator[None]:
         raise SystemExit(1) from error
 
 
-def _load(task: WorkerTask, pipe: _ExecutorPipe) -> Worker:
+def _load(task: WorkerTask, pipe: _ExitingPipe) -> Worker:
     import torch
 
     from vllm_omni.diffusion.models.loader import loading_told
+    from vllm_omni.diffusion.worker.link import tell_slow_link
     from vllm_omni.diffusion.worker.worker import Worker
 
-    torch.set_num_threads(max(1, torch.get_num_threads() // task.config.parallel.world_size))
+    torch.set_num_threads(max(1, torch.get_num_threads() // task.seat.num_neighbours))
+    parallel = _join(task)
     with loading_told(lambda: pipe.send(Loading())):
-        return Worker(task.config, local_rank=task.rank, parallel=_join(task))
+        worker = Worker(task.config, local_rank=task.seat.device_index, parallel=parallel)
+    if parallel is not None and task.seat.num_neighbours < task.config.parallel.world_size:
+        tell_slow_link(task.config, worker.pool.spec, parallel, worker.device)
+    return worker
 
 
 def _end(worker: Worker) -> None:
@@ -246,7 +307,7 @@ def _join(task: WorkerTask) -> ParallelState | None:
     if task.rendezvous is None:
         return None
     platform = create_platform(config.device)
-    device = platform.device(task.rank)
+    device = platform.device(task.seat.device_index)
     state = join_world(
         WorldPlace(
             rank=task.rank,
@@ -262,10 +323,10 @@ def _join(task: WorkerTask) -> ParallelState | None:
     return state
 
 
-class _ExecutorPipe:
-    """The pipe to the executor; a broken one ends the process."""
+class _ExitingPipe:
+    """The pipe to the executor; a broken one ends the worker."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: ExecutorPipe) -> None:
         self._pipe = pipe
 
     def receive(self) -> Command:
@@ -284,7 +345,7 @@ class _ExecutorPipe:
 class _Commands:
     """Carries out commands, one at a time."""
 
-    def __init__(self, worker: Worker, pipe: _ExecutorPipe, pixels: SharedBytes) -> None:
+    def __init__(self, worker: Worker, pipe: _ExitingPipe, pixels: PixelMemory) -> None:
         self._worker = worker
         self._pipe = pipe
         self._pixels = pixels
@@ -331,7 +392,6 @@ class _Commands:
                 slot=slot,
                 dtype=result.data.dtype.str,
                 shape=result.data.shape,
-                ready_s=result.ready_s,
                 timings=result.timings,
             )
         )

@@ -1,0 +1,1 @@
+"""Worker groups on Ray: lost machines, a lost head, a server with Ray, overhead."""

@@ -1,0 +1,114 @@
+"""Machines of a Ray cluster that end, freeze or lose their head, with the settings that we ship."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.helpers.faults import process_ids
+from tests.helpers.fixtures.carriers import group_config
+from tests.helpers.raylets import raylets_of
+from tests.helpers.sessions import make_chunks, make_rollout, small_request
+from vllm_omni.diffusion.data import DiffusionParallelConfig
+from vllm_omni.diffusion.executor import create_executor
+from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
+from vllm_omni.engine.supervisor import WorkerSupervisor
+from vllm_omni.errors import WorkerFailedError
+
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.diffusion,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+    pytest.mark.timing,
+]
+
+TWO_RANKS = DiffusionParallelConfig(ulysses_degree=2)
+SETTINGS = Path(__file__).parents[2] / "examples/online_serving/ray/ray.env"
+HEADLESS_S = float(os.environ.get("HEADLESS_S", "20"))
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    for line in SETTINGS.read_text().splitlines():
+        if line and not line.startswith("#"):
+            monkeypatch.setenv(*line.split("=", 1))
+    with raylets_of(1, 1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What processes make of the request."""
+    executor = MultiprocExecutor(group_config("mp", parallel=TWO_RANKS))
+    executor.start()
+    made = make_rollout(executor, small_request(num_chunks=3))
+    executor.shutdown()
+    return made
+
+
+@pytest.fixture
+def supervisor(cluster):  # noqa: ARG001 it has to be there
+    config = group_config("ray", parallel=TWO_RANKS)
+    made = WorkerSupervisor(lambda: create_executor(config), warm_up=None)
+    made.start()
+    yield made
+    made.shutdown()
+
+
+def assert_makes(supervisor, expected):
+    # Bitwise: what carries the ranks only moves data.
+    made = make_rollout(supervisor.executor, small_request(num_chunks=3))
+    assert all(np.array_equal(one, two) for one, two in zip(made, expected, strict=True))
+
+
+def _run_on(executor):
+    executor.open_session("told", small_request(num_chunks=500))
+    make_chunks(executor, "told", range(500))
+
+
+def assert_told(supervisor, *, within_s: float) -> None:
+    """Make chunks until that raises."""
+    began_s = time.monotonic()
+    executor = supervisor.executor
+    with pytest.raises(WorkerFailedError, match=r"rank 1 on .* ended"):
+        _run_on(executor)
+    told_s = time.monotonic() - began_s
+    print(f"told after {told_s:.2f} s")
+    assert told_s < within_s
+
+
+def test_on_ray_a_lost_raylet_is_told_and_the_next_group_is_right(cluster, supervisor, expected):
+    assert_makes(supervisor, expected)
+    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    assert_told(supervisor, within_s=20)
+    cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+    supervisor.relaunch()
+    assert_makes(supervisor, expected)
+
+
+def test_on_ray_a_frozen_machine_is_told(supervisor):
+    victim = process_ids(supervisor.executor.group)[1]
+    raylet = psutil.Process(victim).ppid()
+    for pid in (raylet, victim):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert_told(supervisor, within_s=40)
+    finally:
+        for pid in (raylet, victim):
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_on_ray_worlds_go_on_without_the_head(cluster, supervisor, expected):
+    cluster.head_node.kill_gcs_server()
+    ends_s = time.monotonic() + HEADLESS_S
+    while time.monotonic() < ends_s:
+        assert_makes(supervisor, expected)
+        supervisor.executor.check_alive()
+        time.sleep(0.2)
+    supervisor.shutdown()

@@ -1,0 +1,77 @@
+"""What Ray adds to a chunk of 832x480 on the machine of the server: two ranks that only answer."""
+
+import statistics
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.helpers.faults import process_ids
+from tests.helpers.fixtures.carriers import CARRIERS, group_config, group_executor, raylets
+from tests.helpers.sessions import small_request
+from vllm_omni.diffusion.data import DiffusionParallelConfig, RayConfig
+from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, GroupCapacity
+from vllm_omni.diffusion.worker.process import Done, SharedChunk, Stop
+
+__all__ = ["raylets"]
+
+pytestmark = [
+    pytest.mark.core_model,
+    pytest.mark.diffusion,
+    pytest.mark.parallel,
+    pytest.mark.cpu,
+    pytest.mark.timing,
+]
+
+ROUNDS, CHUNKS = 4, 15
+MOST_ADDED_MS = 12.0
+
+
+def answering_main(task, pipe, pixels):
+    """A rank that makes a chunk of noise at once; the root hands it out."""
+    pipe.send(Done(GroupCapacity(1, num_pages=1, page_tokens=1, page_bytes=1, window_frames=1)))
+    frames = np.random.default_rng(0).integers(0, 256, (12, 480, 832, 3), dtype=np.uint8)
+    while not isinstance(command := pipe.recv(), Stop):
+        if isinstance(command, ChunkPlan) and task.rank == 0:
+            slot = pixels.write(frames)
+            shape, dtype = frames.shape, frames.dtype.str
+            pipe.send(SharedChunk("s", command.chunk_index, slot, dtype, shape, ChunkTimings()))
+        pipe.send(Done(ChunkTimings() if isinstance(command, ChunkPlan) else None))
+
+
+def processor_s(executor) -> float:
+    """Processor time of this process, the ranks and, with Ray, the raylets that hold pixels."""
+    ranks = [psutil.Process(pid) for pid in process_ids(executor.group)]
+    raylets_of_ranks = {rank.parent() for rank in ranks} - {psutil.Process()}
+    times = [each.cpu_times() for each in {psutil.Process(), *ranks, *raylets_of_ranks}]
+    return sum(one.user + one.system for one in times)
+
+
+def test_what_ray_adds_to_a_chunk_on_one_machine(raylets):  # noqa: ARG001 it has to be there
+    executors, seen, cpu_ms = {}, {}, {}
+    for carrier in CARRIERS:
+        config = group_config(
+            carrier, parallel=DiffusionParallelConfig(ulysses_degree=2), ray=RayConfig()
+        )
+        executors[carrier] = group_executor(config, answering_main)
+        executors[carrier].start()
+        executors[carrier].open_session("s", small_request())
+        seen[carrier], cpu_ms[carrier] = [], []
+    for _ in range(ROUNDS):
+        for carrier, executor in executors.items():
+            before_s = processor_s(executor)
+            for index in range(CHUNKS):
+                began_s = time.perf_counter()
+                got = []
+                executor.run_chunk(ChunkPlan("s", index), got.append)
+                seen[carrier].append((time.perf_counter() - began_s) * 1000)
+            cpu_ms[carrier].append((processor_s(executor) - before_s) * 1000 / CHUNKS)
+    for carrier, executor in executors.items():
+        executor.shutdown()
+        print(
+            f"{carrier}: {min(seen[carrier]):.1f} ms at best, "
+            f"{statistics.median(seen[carrier]):.1f} in the median, "
+            f"{statistics.median(cpu_ms[carrier]):.1f} ms of CPU a chunk"
+        )
+    assert min(seen["ray"]) - min(seen["mp"]) < MOST_ADDED_MS

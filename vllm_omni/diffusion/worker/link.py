@@ -1,0 +1,81 @@
+"""Whether the link between machines carries the exchanges of a chunk in time; asked at start-up."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.distributed.parallel_state import ParallelState, RankGroup
+from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, LATENT_FRAMES_PER_CHUNK
+from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
+from vllm_omni.logger import get_logger
+
+_SAMPLE_BYTES = 8 << 20
+_SAMPLES = 4
+_PROBES = 4
+_MODEL_FPS = 16
+
+
+logger = get_logger(__name__)
+
+
+def tell_slow_link(
+    config: OmniDiffusionConfig, spec: KVCacheSpec, parallel: ParallelState, device: torch.device
+) -> None:
+    """Warn, once for a group, if a Ulysses group over several machines cannot be real time.
+
+    Every rank makes this call.
+    """
+    if parallel.sequence.size > 1:
+        warning = slow_link(measure_link(parallel.sequence, device), spec, config)
+        if warning is not None and parallel.is_root:
+            logger.warning("%s", warning)
+
+
+def measure_link(group: RankGroup, device: torch.device) -> float:
+    """Measure what a rank sends to the others of its group while all do, in bytes a second.
+
+    Every rank of the group makes this call.
+    """
+    send = torch.zeros(group.size, _SAMPLE_BYTES, dtype=torch.uint8, device=device)
+    received = torch.empty_like(send)
+    dist.all_to_all_single(received, send, group=group.group)  # the first one connects
+    received[0, 0].item()
+    started_s = time.perf_counter()
+    for _ in range(_SAMPLES):
+        dist.all_to_all_single(received, send, group=group.group)
+    received[0, 0].item()  # after the device has done them
+    sent_bytes = _SAMPLES * _SAMPLE_BYTES * (group.size - 1)
+    return sent_bytes / (time.perf_counter() - started_s)
+
+
+def chunk_exchange_bytes(spec: KVCacheSpec, config: OmniDiffusionConfig) -> int:
+    """Bytes that a rank sends to its Ulysses group for a chunk of the prepared size.
+
+    Queries, keys, values and outputs of every layer in every forward, as
+    ``docs/design/module/diffusion/parallelism.md`` derives them.
+    """
+    tokens = LATENT_FRAMES_PER_CHUNK * config.prepared_geometry.tokens_per_frame
+    local_tokens = tokens // config.parallel.ulysses_degree
+    head_bytes = spec.num_kv_heads * spec.head_dim * spec.element_bytes
+    forwards = _PROBES + (0 if config.reuse_last_step_kv else 1)
+    message = local_tokens * head_bytes * (config.parallel.ulysses_degree - 1)
+    return 4 * message * spec.num_layers * forwards
+
+
+def slow_link(bytes_per_s: float, spec: KVCacheSpec, config: OmniDiffusionConfig) -> str | None:
+    """Say that a chunk's exchanges alone take longer than it plays; ``None`` if they do not."""
+    chunk_bytes = chunk_exchange_bytes(spec, config)
+    exchange_s, play_s = chunk_bytes / bytes_per_s, CHUNK_PIXEL_FRAMES / _MODEL_FPS
+    if exchange_s <= play_s:
+        return None
+    return (
+        f"not real time: the ranks of ulysses_degree {config.parallel.ulysses_degree} are on "
+        f"several machines, whose link carries {bytes_per_s / 1e9:.2f} GB/s for each rank; a chunk "
+        f"of {config.prepared_geometry} exchanges {chunk_bytes / 1e9:.2f} GB, which takes "
+        f"{exchange_s:.2f} s of the {play_s:.2f} s that it plays; keep the group on one machine "
+        "(ray.placement: strict_pack) or give the machines a faster network"
+    )
