@@ -1,10 +1,11 @@
-"""Count what a steady chunk launches, moves and computes, eagerly, at the real model's shapes.
+"""Count what a steady chunk launches, moves and computes at the real model's shapes.
 
     python -m benchmarks.lingbot_world.count_work
     python -m benchmarks.lingbot_world.count_work --ranks 1 --json work.json
 
 The product's own modules run on the ``meta`` device, so that no accelerator and no checkpoint is
-needed. Everything is counted, nothing is measured. What a compiler fuses is not counted.
+needed: eagerly, and with blocks compiled as on CUDA, by the plans of torch's compiler for an H200.
+Everything is counted, nothing is measured.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from benchmarks.lingbot_world.bench_real import scale_of
+from benchmarks.lingbot_world.fused_kernels import PlannedAttention, inductor_plans
 from benchmarks.lingbot_world.kernel_counter import Kernel, KernelCounter, Kind, totals
 from benchmarks.lingbot_world.roofline import TRIMMED, table, vae_counts
 from benchmarks.lingbot_world.roofline_counts import (
@@ -38,7 +40,7 @@ from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup, TrafficKind
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.layers.linear import PlainLinearMethod
-from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
+from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts, attend_window
 from vllm_omni.diffusion.models.lingbot_world.camera import MOVE_STEP, RayView
 from vllm_omni.diffusion.models.lingbot_world.chunk import (
     COMMIT_TIMESTEP,
@@ -109,11 +111,14 @@ def count_kernels(work: Callable[[], object]) -> list[Kernel]:
 
 
 @torch.inference_mode()
-def count_transformer(ranks: int, layers: int | None = None) -> tuple[PartKernels, TrafficKind]:
+def count_transformer(
+    ranks: int, layers: int | None = None, *, compiled: bool = False
+) -> tuple[PartKernels, TrafficKind]:
     """Count camera, probes and commit of a chunk on the second rank of its group.
 
     Args:
         layers: ``None`` for all of the model's.
+        compiled: whether to count blocks as they are compiled, within :func:`inductor_plans`.
 
     Returns:
         The kernels of each part, and what the rank exchanges in all of them.
@@ -126,10 +131,13 @@ def count_transformer(ranks: int, layers: int | None = None) -> tuple[PartKernel
     exchange = SilentExchange(group)
     parts = LayerParts(
         config=config, dtype=torch.bfloat16, linear=PlainLinearMethod(),
-        backend=create_attention_backend("sdpa"), tensor_parallel=SINGLE, exchange=exchange,
+        backend=PlannedAttention() if compiled else create_attention_backend("sdpa"),
+        tensor_parallel=SINGLE, exchange=exchange, attend=torch.compiler.disable(attend_window),
     )  # fmt: skip
     with META:
         model = CausalLingBotWorldTransformer3DModel(parts)
+    if compiled:
+        model.compile_blocks(model.chunk_tokens(geometry))
     spec = model.kv_cache_spec(text_tokens=TEXT_TOKENS, page_tokens=KVCacheConfig().page_tokens)
     pages = spec.window_pages(geometry.tokens_per_frame)
     pool = KVPool(spec, pages, dtype=torch.bfloat16, device=META)
@@ -210,11 +218,16 @@ def bounds(ranks: int) -> dict[str, PartBound]:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """Everything that one rank of a group does in a steady chunk."""
+    """Everything that one rank of a group does in a steady chunk.
+
+    Attributes:
+        compiled: the parts that are other kernels where blocks are compiled.
+    """
 
     ranks: int
     parts: PartKernels
     exchanged: TrafficKind
+    compiled: PartKernels
 
     @property
     def uploads(self) -> int:
@@ -223,17 +236,19 @@ class RankWork:
         return totals(made, Kind.UPLOAD).kernels
 
     def rows(self) -> Iterator[tuple[str, list[Kernel]]]:
-        """Yield the parts, the three of the transformer together before their parts."""
-        yield "transformer", [k for name in TRANSFORMER_PARTS for k in self.parts[name]]
+        """Yield the eager parts, the three of the transformer together before their parts."""
+        yield "transformer", _together(self.parts)
         yield from self.parts.items()
+
+    def fused(self) -> PartKernels:
+        """Return the compiled parts, the three of the transformer together before their parts."""
+        return {"transformer": _together(self.compiled), **self.compiled}
 
     def as_json(self) -> dict[str, object]:
         """Return counts beside bounds, and the bytes of each elementwise operator."""
         return {
-            "parts": {
-                name: {kind.value: asdict(totals(kernels, kind)) for kind in Kind}
-                for name, kernels in self.rows()
-            },
+            "parts": {name: _sums(kernels) for name, kernels in self.rows()},
+            "compiled": {name: _sums(kernels) for name, kernels in self.fused().items()},
             "bounds": {name: asdict(bound) for name, bound in bounds(self.ranks).items()},
             "operators": {name: dict(by_operator(kernels)) for name, kernels in self.rows()},
             "uploads": self.uploads,
@@ -246,7 +261,9 @@ class RankWork:
 def count_rank(ranks: int) -> RankWork:
     """Count a rank of a group of ``ranks``."""
     transformer, exchanged = count_transformer(ranks)
-    return RankWork(ranks, transformer | count_vae(ranks), exchanged)
+    with inductor_plans():
+        compiled, _ = count_transformer(ranks, compiled=True)
+    return RankWork(ranks, transformer | count_vae(ranks), exchanged, compiled)
 
 
 def by_operator(kernels: list[Kernel]) -> list[tuple[str, tuple[int, int]]]:
@@ -261,24 +278,35 @@ def by_operator(kernels: list[Kernel]) -> list[tuple[str, tuple[int, int]]]:
 
 def report(work: RankWork) -> str:
     """Lay out the counts of one rank as a table, with the bound in the last two columns."""
-    least = bounds(work.ranks)
+    least, compiled = bounds(work.ranks), work.fused()
     rows = []
     for name, kernels in work.rows():
         sums = [totals(kernels, kind) for kind in Kind]
-        bound = least.get(name)
+        bound, fused = least.get(name), compiled.get(name)
         rows.append(
             [
                 name,
                 str(sum(part.kernels for part in sums)),
                 f"{sum(part.flops for part in sums) / TERA:.2f}",
                 f"{totals(kernels, Kind.ELEMENTWISE).moved_bytes / GIGA:.1f}",
+                str(len(fused)) if fused else "",
+                f"{totals(fused, Kind.ELEMENTWISE).moved_bytes / GIGA:.1f}" if fused else "",
                 f"{bound.flops / TERA:.2f}" if bound else "",
                 f"{bound.elementwise_bytes / GIGA:.1f}" if bound else "",
             ]
         )
     text = table(
-        f"One rank of {work.ranks}, one steady chunk, eager",
-        ["part", "kernels", "TFLOP", "elementwise GB", "TFLOP bound", "GB bound"],
+        f"One rank of {work.ranks}, one steady chunk, eager and compiled",
+        [
+            "part",
+            "kernels",
+            "TFLOP",
+            "elementwise GB",
+            "kernels, compiled",
+            "GB, compiled",
+            "TFLOP bound",
+            "GB bound",
+        ],
         rows,
     )
     return (
@@ -311,6 +339,14 @@ def main(arguments: list[str] | None = None) -> None:
     if options.json:
         written = {str(work.ranks): work.as_json() for work in counted}
         options.json.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def _together(parts: PartKernels) -> list[Kernel]:
+    return [kernel for name in TRANSFORMER_PARTS for kernel in parts[name]]
+
+
+def _sums(kernels: list[Kernel]) -> dict[str, object]:
+    return {kind.value: asdict(totals(kernels, kind)) for kind in Kind}
 
 
 def _empty(*shape: int) -> Tensor:

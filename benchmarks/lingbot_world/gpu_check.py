@@ -1,9 +1,9 @@
 """Measures on one GPU, within minutes, what this repository only counts; says it line by line.
 
-``python -m benchmarks.lingbot_world.gpu_check --out gpu_check.jsonl`` needs torch 2.11 or newer and
-the package's small dependencies, but no web framework, no video library and no checkpoint: weights
-are random. Every part is fenced: what one raises is its own line, and the next one begins. With
-``--device cpu --scale tiny`` the same code runs anywhere.
+``python -m benchmarks.lingbot_world.gpu_check --out gpu_check.jsonl`` needs torch 2.11 or newer,
+numpy, tqdm, safetensors and jaxtyping, nothing else of what the package needs, and no checkpoint:
+weights are random. Every part is fenced: what one raises is its own line, and the next one begins.
+With ``--device cpu --scale tiny`` the same code runs anywhere.
 """
 
 import argparse
@@ -17,6 +17,8 @@ from typing import TextIO
 
 import torch
 
+# First, since what follows imports pydantic.
+from benchmarks.lingbot_world.absent import PYDANTIC_IS_ABSENT
 from benchmarks.lingbot_world.bench_real import Scale, scale_of
 from benchmarks.lingbot_world.bench_timing import environment, gpu_state
 from benchmarks.lingbot_world.gpu_check_model import ModelChecks
@@ -27,6 +29,8 @@ from vllm_omni.platforms import create_platform
 _DEFAULT_MINUTES = 9.0
 _FENCED = (RuntimeError, ValueError, TypeError, AssertionError, OSError, ImportError, OmniError)
 """What torch, its compiler and this package raise; a bug of the script ends it."""
+
+_CHECKED: dict[str, object] = {"pydantic": not PYDANTIC_IS_ABSENT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def parts_of(scale: Scale, device: torch.device, backend: str, compiler: str) ->
     """
     same = SameResults(device, backend, compiler)
     model = ModelChecks(scale, device, backend, compiler)
-    yield Part("environment", 0, lambda: environment(device))
+    yield Part("environment", 0, lambda: environment(device) | _CHECKED)
     yield Part("attention kernels", 10, model.attention_kernels)
     yield Part("same: float32", 5, lambda: same.compare(torch.float32))
     yield Part("same: bfloat16", 5, lambda: same.compare(torch.bfloat16))

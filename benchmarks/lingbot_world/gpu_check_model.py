@@ -121,7 +121,10 @@ class ModelChecks:
             "vae": module_bytes(vae),
             "window": self.bench.pool.num_bytes,
             "vae_histories": vae.state_bytes(geometry),
-            "activations": vae.activation_bytes(geometry.height, geometry.width),
+            "activations": max(
+                vae.activation_bytes(geometry.height, geometry.width),
+                vae.encoder_activation_bytes(geometry.height, geometry.width),
+            ),
         }
         return {
             "peak_gib": peak_bytes(self.device) / _GIB,

@@ -89,6 +89,12 @@ class KernelCounter(TorchDispatchMode):
         super().__init__()
         self.kernels: list[Kernel] = []
 
+    @classmethod
+    @override
+    def ignore_compile_internals(cls) -> bool:
+        """Let modules within the block be compiled."""
+        return True
+
     @override
     def __torch_dispatch__(
         self,
@@ -139,7 +145,8 @@ class KernelCounter(TorchDispatchMode):
         formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
         if formula is not None:
             flops = formula(*args, **named, out_val=made)
-            self.kernels.append(Kernel(name, Kind.PRODUCT, moved, flops))
+            kind = Kind.ATTENTION if "attention" in name else Kind.PRODUCT
+            self.kernels.append(Kernel(name, kind, moved, flops))
             if func is _CONVOLUTION and args[2] is not None:
                 bias = 2 * _extent(written[0])
                 self.kernels.append(Kernel("convolution bias", Kind.ELEMENTWISE, bias))

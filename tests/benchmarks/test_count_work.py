@@ -207,14 +207,15 @@ def test_the_command_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsy
     """Of two layers, so that it takes a second."""
     parts, sent = count_transformer(1, layers=2)
     few = {"decode": [], "uint8": [], "encode": []}
-    monkeypatch.setattr(count_work, "count_rank", lambda n: RankWork(n, parts | few, sent))
+    monkeypatch.setattr(count_work, "count_rank", lambda n: RankWork(n, parts | few, sent, parts))
     target = tmp_path / "work.json"
     count_work.main(["--ranks", "1", "--top", "2", "--json", str(target)])
     text = capsys.readouterr().out
-    assert "One rank of 1, one steady chunk, eager" in text
+    assert "One rank of 1, one steady chunk, eager and compiled" in text
     assert "8 uploads, no read-back" in text
     written = json.loads(target.read_text())["1"]
     counted, bound = written["parts"]["transformer"], written["bounds"]["transformer"]
     assert bound["flops"] == chunk_flops(MODEL, TRIMMED).total
     assert counted["product"]["flops"] == totals(everything(parts), Kind.PRODUCT).flops
+    assert written["compiled"]["transformer"] == counted
     assert written["uploads"] == 8

@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers.model_builders import SMALL, small_config, tiny_worker
 from vllm_omni.diffusion.data import DEFAULT_GEOMETRY, KVCacheConfig
+from vllm_omni.diffusion.models.lingbot_world.pixel_output import ChunkOutput
 from vllm_omni.diffusion.worker.memory import plan_kv_pool
 from vllm_omni.errors import OutOfKVMemoryError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import MemoryNeeds
@@ -85,6 +86,13 @@ def test_the_parts_of_the_refusal_are_the_bytes_that_are_counted():
         "activations 2.0)"
     )
     assert (needs.total, needs.shared) == (35 << 30, 21 << 29)
+
+
+def test_a_rank_that_decodes_few_columns_has_room_to_encode_whole_frames(monkeypatch):
+    pipeline = tiny_worker().pipeline
+    monkeypatch.setattr(ChunkOutput, "activation_bytes", lambda _self, _geometry: 1)
+    encoding = pipeline.model.vae.encoder_activation_bytes(SMALL.height, SMALL.width)
+    assert pipeline.activation_bytes(SMALL) == encoding > 1
 
 
 def test_without_a_size_the_default_one_is_planned_for():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float32
@@ -53,6 +53,14 @@ class CameraModulation:
 
     gain: Float[Tensor, "tokens dim"]
     shift: Float[Tensor, "tokens dim"]
+
+
+class Modulation(NamedTuple):
+    """How the timestep changes one half of a block: its input (shift, scale) and output (gate)."""
+
+    shift: Float32[Tensor, "rows dim"]
+    scale: Float32[Tensor, "rows dim"]
+    gate: Float32[Tensor, "rows dim"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +132,19 @@ class AttendingBlock(Protocol):
         """Return the residual stream after gate and camera, and the input of cross-attention."""
         ...
 
+    def feed_forward(
+        self, x: Float[Tensor, "tokens dim"], modulation: Modulation
+    ) -> Float[Tensor, "tokens dim"]:
+        """Return the residual stream after the feed-forward part, the last of the block."""
+        ...
+
 
 @runtime_checkable
 class PostAttention(Protocol):
-    """How a block gets from its self-attention to the end of its cross-attention.
+    """How a block goes on from its self-attention to its end.
 
-    Every implementation computes the same bytes.
+    Every implementation computes the same bytes. The end is part of it because a compiler fuses
+    what follows the attention up to the end of the function that attends, and no further.
     """
 
     def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
@@ -154,9 +169,10 @@ class PostAttention(Protocol):
         modulated: Float[Tensor, "tokens dim"],
         x: Float[Tensor, "tokens dim"],
         gate: Float32[Tensor, "rows dim"],
+        feed_forward: Modulation,
         layer: LayerContext,
     ) -> Float[Tensor, "tokens dim"]:
-        """Return the residual stream after self-attention, camera and cross-attention.
+        """Return the residual stream after the block.
 
         Mutates the pages of the window.
 
@@ -164,6 +180,7 @@ class PostAttention(Protocol):
             modulated: input of the self-attention.
             x: residual stream before it.
             gate: of the self-attention's output.
+            feed_forward: of the part that comes last.
         """
         ...
 
@@ -183,12 +200,13 @@ class EagerPostAttention:
         modulated: Float[Tensor, "tokens dim"],
         x: Float[Tensor, "tokens dim"],
         gate: Float32[Tensor, "rows dim"],
+        feed_forward: Modulation,
         layer: LayerContext,
     ) -> Float[Tensor, "tokens dim"]:
-        """Attend to the window, follow the camera, attend to the prompt."""
+        """Attend to the window, follow the camera, attend to the prompt, feed forward."""
         projected = block.self_attn(modulated, layer.window)
         x, normalised = block.after_projection(projected, x, gate, layer.camera)
-        return x + block.cross_attn(normalised, layer.text)
+        return block.feed_forward(x + block.cross_attn(normalised, layer.text), feed_forward)
 
 
 EAGER = EagerPostAttention()

@@ -5,7 +5,6 @@ when all frames of a call have the same timestep, else one per frame.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +23,7 @@ from vllm_omni.diffusion.models.lingbot_world.attention import (
     LayerContext,
     LayerParts,
     LayerWindow,
+    Modulation,
     SelfAttention,
 )
 
@@ -42,14 +42,6 @@ class TimeEmbedding:
 
     head: Float[Tensor, "rows dim"]
     blocks: Float[Tensor, "rows 6 dim"]
-
-
-class Modulation(NamedTuple):
-    """How the timestep changes one half of a block: its input (shift, scale) and output (gate)."""
-
-    shift: Float32[Tensor, "rows dim"]
-    scale: Float32[Tensor, "rows dim"]
-    gate: Float32[Tensor, "rows dim"]
 
 
 def modulate(
@@ -113,9 +105,14 @@ class LingBotWorldBlock(nn.Module):
         """Run the block. Mutates the window's pages."""
         attention, feed_forward = self._modulations(time)
         modulated = modulate(x, attention.scale, attention.shift, self.eps)
-        x = self.post_attention.run(self, modulated, x, attention.gate, layer)
-        modulated = modulate(x, feed_forward.scale, feed_forward.shift, self.eps)
-        return add_gated(x, self.ffn(modulated), feed_forward.gate)
+        return self.post_attention.run(self, modulated, x, attention.gate, feed_forward, layer)
+
+    def feed_forward(
+        self, x: Float[Tensor, "tokens dim"], modulation: Modulation
+    ) -> Float[Tensor, "tokens dim"]:
+        """Return the residual stream after the feed-forward part, the last of the block."""
+        modulated = modulate(x, modulation.scale, modulation.shift, self.eps)
+        return add_gated(x, self.ffn(modulated), modulation.gate)
 
     def after_projection(
         self,

@@ -28,6 +28,7 @@ from vllm_omni.diffusion.models.lingbot_world.attention import (
     AttendingBlock,
     LayerContext,
     LayerWindow,
+    Modulation,
     PostAttention,
     attend_heads,
 )
@@ -146,21 +147,22 @@ class LeasedPostAttention:
         modulated: Float[Tensor, "tokens dim"],
         x: Float[Tensor, "tokens dim"],
         gate: Float32[Tensor, "rows dim"],
+        feed_forward: Modulation,
         layer: LayerContext,
     ) -> Float[Tensor, "tokens dim"]:
-        """Return the residual stream after self-attention, camera and cross-attention.
+        """Return the residual stream after the block.
 
         Raises:
             WorkerFailedError: if anything was raised inside the lease, or a block was changed.
         """
         if len(x) != self.size.tokens or self.runtime.is_capturing():
-            return EAGER.run(block, modulated, x, gate, layer)
+            return EAGER.run(block, modulated, x, gate, feed_forward, layer)
         inputs = LeaseInputs(x, gate, layer.camera.gain, layer.camera.shift)
         try:
             with self.acquire(block, inputs) as lease:
                 _attend_into(lease, block, modulated, layer.window)
                 outputs = lease.finish()
-                return outputs.residual + block.cross_attn(outputs.normalised, layer.text)
+                x = outputs.residual + block.cross_attn(outputs.normalised, layer.text)
         except Exception as error:
             if self.record.failed:
                 raise WorkerFailedError(
@@ -168,6 +170,7 @@ class LeasedPostAttention:
                     "is kept and all workers have to be restarted"
                 ) from error
             raise
+        return block.feed_forward(x, feed_forward)
 
     @contextmanager
     def acquire(self, block: AttendingBlock, inputs: LeaseInputs) -> Iterator[Lease]:

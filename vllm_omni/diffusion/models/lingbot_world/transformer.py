@@ -37,6 +37,7 @@ from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
     SessionKV,
     WindowPlan,
 )
+from vllm_omni.platforms.base import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
             timesteps: best on the host, where float64 is what it says on every platform.
         """
         sinusoid = timestep_sinusoid(timesteps, self.config.freq_dim)
-        sinusoid = sinusoid.to(self.patch_embedding.weight.device, self.dtype)
+        sinusoid = to_device(sinusoid.to(self.dtype), self.patch_embedding.weight.device)
         embedded = self.time_embedding(sinusoid)
         return TimeEmbedding(
             head=embedded, blocks=self.time_projection(embedded).unflatten(-1, (6, -1))

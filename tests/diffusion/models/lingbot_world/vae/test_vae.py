@@ -173,6 +173,9 @@ def test_activations_at_full_scale_are_counted():
     frame = 480 * 832 * 96 * 2
     assert 24 * frame < vae.activation_bytes(480, 832) < 26 * frame
     assert vae.activation_bytes(480, 208) < vae.activation_bytes(480, 832) / 3
+    # Less than a decode of whole frames, more than that of a rank among four.
+    encoding = vae.encoder_activation_bytes(480, 832)
+    assert vae.activation_bytes(480, 208) < encoding < vae.activation_bytes(480, 832)
 
 
 def test_first_frame_makes_one_pixel_frame_and_layout_is_ready_for_pixels():

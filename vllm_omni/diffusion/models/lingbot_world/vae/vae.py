@@ -107,6 +107,10 @@ class WanVAE(nn.Module):
         """
         return _decoder_activations(self.config, self.dtype, height, width)
 
+    def encoder_activation_bytes(self, height: int, width: int) -> int:
+        """Count the same for the encoder."""
+        return _encoder_activations(self.config, self.dtype, height, width)
+
     def encode(
         self,
         pixels: Float[Tensor, "3 pixel_frames height width"],
@@ -215,6 +219,17 @@ def _decoder_activations(config: VaeConfig, dtype: torch.dtype, height: int, wid
         _, state = shadow.decode(latents, DecoderState.fresh())  # its frame is one pixel frame
         with LivePeak() as live:
             _, state = shadow.decode(latents, state)
+        return live.peak_bytes - state.bytes()
+
+
+@cache
+def _encoder_activations(config: VaeConfig, dtype: torch.dtype, height: int, width: int) -> int:
+    with torch.device("meta"), torch.inference_mode():
+        shadow = _shadow(config, dtype)
+        _, state = shadow.encode(torch.empty(COLOURS, 1, height, width), EncoderState.fresh())
+        pixels = torch.empty(COLOURS, 1, 1, 1).expand(COLOURS, TEMPORAL_FACTOR, height, width)
+        with LivePeak() as live:
+            _, state = shadow.encode(pixels, state)
         return live.peak_bytes - state.bytes()
 
 
