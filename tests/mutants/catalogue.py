@@ -290,4 +290,21 @@ _SESSIONS = (
         "            decoder=self.model.output.fresh(kind),\n",
     ),
 )
-MUTANTS = (*_WINDOW, *_POSITIONS_AND_TIME, *_ROUNDING, *_RANKS, *_SESSIONS)
+_FAKE_CUDA = f"{_MODEL_TESTS}/test_fake_cuda.py"
+_DEVICE = (
+    _mutant(
+        "the host waits for the device at each upload",
+        _FAKE_CUDA,
+        "vllm_omni/platforms/base.py",
+        "return host.contiguous().pin_memory().to(device, non_blocking=True)",
+        "return host.to(device)",
+    ),
+    _mutant(
+        "a rotary table stays on the host",
+        _FAKE_CUDA,
+        "vllm_omni/diffusion/layers/rope.py",
+        "cos=to_device(angles.cos().float().to(dtype), device)",
+        "cos=angles.cos().float().to(dtype)",
+    ),
+)
+MUTANTS = (*_WINDOW, *_POSITIONS_AND_TIME, *_ROUNDING, *_RANKS, *_SESSIONS, *_DEVICE)
