@@ -40,6 +40,10 @@ class UncheckedType:
     def __class_getitem__(cls, _: object) -> type:
         return cls
 
+    def validate_python(self, value: object) -> object:
+        """Return a value as it is."""
+        return value
+
 
 class NeverRaisedError(Exception):
     """Nothing is checked, so nothing is refused."""

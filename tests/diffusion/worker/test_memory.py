@@ -89,10 +89,13 @@ def test_the_parts_of_the_refusal_are_the_bytes_that_are_counted():
 
 
 def test_a_rank_that_decodes_few_columns_has_room_to_encode_whole_frames(monkeypatch):
+    """Six latent columns cannot be shared evenly by four ranks, so that each encodes them all."""
     pipeline = tiny_worker().pipeline
-    monkeypatch.setattr(ChunkOutput, "activation_bytes", lambda _self, _geometry: 1)
-    encoding = pipeline.model.vae.encoder_activation_bytes(SMALL.height, SMALL.width)
-    assert pipeline.activation_bytes(SMALL) == encoding > 1
+    monkeypatch.setattr(ChunkOutput, "_slabs", 4)
+    vae = pipeline.model.vae
+    encoding = vae.encoder_activation_bytes(SMALL.height, SMALL.width)
+    assert pipeline.activation_bytes(SMALL) == encoding
+    assert encoding > vae.activation_bytes(SMALL.height, 16)
 
 
 def test_without_a_size_the_default_one_is_planned_for():

@@ -141,11 +141,9 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
     def activation_bytes(self, geometry: VideoGeometry) -> int:
         """Count what layers take at most while they work, in bytes on this rank.
 
-        The autoencoder takes most: it works at full resolution, the transformer on patches. Every
-        rank encodes whole frames, while ranks may share the columns that they decode.
+        The autoencoder takes most: it works at full resolution, the transformer on patches.
         """
-        encoder = self.model.vae.encoder_activation_bytes(geometry.height, geometry.width)
-        return max(encoder, self.model.output.activation_bytes(geometry))
+        return self.model.output.activation_bytes(geometry)
 
     def weight_bytes(self) -> dict[str, int]:
         """Count the weights on this rank's device, in bytes, by the name of the part."""

@@ -269,8 +269,12 @@ class ChunkOutput:
         return self.vae.decoder_state_bytes(geometry.height, self._slab_width(geometry))
 
     def activation_bytes(self, geometry: VideoGeometry) -> int:
-        """Count what layers of the decoder take at most on this rank, its history apart."""
-        return self.vae.activation_bytes(geometry.height, self._slab_width(geometry))
+        """Count what layers of the autoencoder take at most on this rank, histories apart."""
+        height = geometry.height
+        return max(
+            self.vae.activation_bytes(height, self._slab_width(geometry)),
+            self.vae.encoder_activation_bytes(height, self._encoder_width(geometry)),
+        )
 
     def encoder_share(self, latent_width: int) -> tuple[VaeColumns, RankGroup]:
         """Say what this rank encodes of each frame, all of it or an even share, and who shares.
@@ -284,9 +288,11 @@ class ChunkOutput:
 
     def encoder_bytes(self, geometry: VideoGeometry) -> int:
         """Count the bytes of a session's encoder state on this rank."""
+        return self.vae.encoder_state_bytes(geometry.height, self._encoder_width(geometry))
+
+    def _encoder_width(self, geometry: VideoGeometry) -> int:
         even = geometry.latent_width % self._slabs == 0
-        width = self._slab_width(geometry) if even else geometry.width
-        return self.vae.encoder_state_bytes(geometry.height, width)
+        return self._slab_width(geometry) if even else geometry.width
 
     def _slab_width(self, geometry: VideoGeometry) -> int:
         return -(-geometry.latent_width // self._slabs) * SPATIAL_FACTOR
