@@ -103,9 +103,10 @@ class FakeExecutor:
             raise self.failures.pop(key)
         request = self.requests[plan.session_id]
         shape = (chunk_pixel_frames(plan.chunk_index), request.height, request.width, 3)
-        data = np.full(shape, plan.chunk_index % 256, np.uint8)
         if self.noise:
             data = np.random.default_rng(plan.chunk_index).integers(0, 256, shape, np.uint8)
+        else:
+            data = np.full(shape, plan.chunk_index % 256, np.uint8)
         deliver(ChunkResult(plan.session_id, plan.chunk_index, data, time.monotonic()))
         return ChunkTimings(probes_ms=1.0, commit_ms=0.5)
 

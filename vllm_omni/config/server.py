@@ -120,6 +120,9 @@ class ServerConfig:
         "seconds that live worlds may go on after SIGTERM, before --shutdown-timeout begins; "
         "meanwhile /health and handshakes of new sockets are answered with 503",
         "--drain-timeout")] = 0.0
+    video_encoder: Annotated[Literal["libx264", "h264_nvenc"], setting(
+        "what makes H.264: libx264 on the CPU; h264_nvenc on an NVIDIA GPU, for which libx264 "
+        "stands in, with a warning, where it does not open", "--video-encoder")] = "libx264"
     refuse_when_full: Annotated[bool, setting(
         "answer the handshake of a socket with 503 while no session can be taken, so that a proxy "
         "tries another server; else the socket opens and hears an error",

@@ -186,3 +186,14 @@ def test_wrong_frames_and_use_after_the_end_are_refused():
 def test_impossible_videos_are_refused(width, height, fps):
     with pytest.raises(ValueError, match="fps must be positive and sides even"):
         ChunkEncoder(width, height, fps)
+
+
+@pytest.mark.parametrize("codec", ["h264_nvenc", "no_such_encoder"])
+def test_software_stands_in_for_an_encoder_that_does_not_open(codec, caplog, monkeypatch):
+    """Bitwise what the software makes, where there is no GPU or FFmpeg lacks the encoder."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    frames = movie(12)
+    with caplog.at_level("WARNING"):
+        made = ChunkEncoder(WIDTH, HEIGHT, 16, codec=codec).encode(frames)
+    assert made == ChunkEncoder(WIDTH, HEIGHT, 16).encode(frames)
+    assert f"{codec} does not open, libx264 stands in for it" in caplog.text

@@ -12,6 +12,11 @@ DEFAULT_CRF = 18.0
 _BITRATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([kKmM]?)")
 _BITRATE_SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
 
+_NVENC_PRESETS = {
+    "ultrafast": "p1", "superfast": "p2", "veryfast": "p3", "faster": "p4", "fast": "p5",
+    "medium": "p6",
+}  # fmt: skip
+
 
 def _bits(value: object) -> object:
     match = _BITRATE.fullmatch(value) if isinstance(value, str) else None
@@ -51,4 +56,17 @@ class EncoderOptions(Checked):
         options = {"preset": self.preset, "tune": tune}
         if self.bitrate is None:
             options["crf"] = f"{DEFAULT_CRF if self.crf is None else self.crf:g}"
+        return options
+
+    def nvenc_options(self) -> dict[str, str]:
+        """Options of FFmpeg's h264_nvenc encoder, except the bit rate; it knows no such tunes."""
+        options = {
+            "preset": _NVENC_PRESETS[self.preset],
+            "tune": "ull",
+            "zerolatency": "1",
+            "delay": "0",
+            "rc": "constqp" if self.bitrate is None else "cbr",
+        }
+        if self.bitrate is None:
+            options["qp"] = f"{DEFAULT_CRF if self.crf is None else self.crf:.0f}"
         return options

@@ -8,13 +8,18 @@ from fractions import Fraction
 import av
 import numpy as np
 from av.codec.context import Flags
+from av.error import FFmpegError
 from av.video.frame import PictureType
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 from jaxtyping import UInt8
 
 from vllm_omni.entrypoints.server import mp4_boxes
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
+from vllm_omni.logger import get_logger
 
+logger = get_logger(__name__)
+
+SOFTWARE = "libx264"
 TICKS_PER_FRAME = 1000
 """Resolution of time stamps: players round to ticks, so a frame has many."""
 ENDLESS_GOP_FRAMES = 1_000_000
@@ -43,10 +48,16 @@ class ChunkEncoder:
         width: pixels, even.
         height: pixels, even.
         fps: frames per second; fractions are kept to a denominator of 1001.
+        codec: FFmpeg's name of the encoder; libx264 stands in for one that does not open.
     """
 
     def __init__(
-        self, width: int, height: int, fps: float | int, options: EncoderOptions | None = None
+        self,
+        width: int,
+        height: int,
+        fps: float | int,
+        options: EncoderOptions | None = None,
+        codec: str = SOFTWARE,
     ) -> None:
         rate = Fraction(fps).limit_denominator(1001)
         if rate <= 0 or width % 2 or height % 2 or min(width, height) < 2:
@@ -56,7 +67,7 @@ class ChunkEncoder:
         self._size = (height, width)
         self._time_base = 1 / rate
         self._ticks_per_frame = rate.denominator * TICKS_PER_FRAME
-        self._codec = _open_codec(width, height, rate, options or EncoderOptions())
+        self._codec = _open_codec((width, height), rate, options or EncoderOptions(), codec)
         self._reformatter = VideoReformatter()
         self._track = mp4_boxes.Track(
             width=width,
@@ -136,18 +147,27 @@ class ChunkEncoder:
 
 
 def _open_codec(
-    width: int, height: int, rate: Fraction, options: EncoderOptions
+    size: tuple[int, int], rate: Fraction, options: EncoderOptions, name: str
 ) -> av.VideoCodecContext:
-    codec = av.VideoCodecContext.create("libx264", "w")
-    codec.width, codec.height, codec.pix_fmt = width, height, "yuv420p"
-    codec.time_base, codec.framerate = 1 / rate, rate
-    codec.gop_size, codec.max_b_frames = ENDLESS_GOP_FRAMES, 0
-    codec.thread_count = _THREADS
-    codec.colorspace = codec.color_primaries = codec.color_trc = mp4_boxes.BT709
-    codec.color_range = ColorRange.MPEG
-    if options.bitrate is not None:
-        codec.bit_rate = options.bitrate
-    codec.options = {**options.ffmpeg_options(), "forced-idr": "1"}
-    codec.flags |= Flags.global_header
-    codec.open()
+    try:
+        codec = av.CodecContext.create(name, "w")
+        assert isinstance(codec, av.VideoCodecContext), "the setting names encoders of video"
+        codec.width, codec.height = size
+        codec.pix_fmt = "yuv420p"
+        codec.time_base, codec.framerate = 1 / rate, rate
+        codec.gop_size, codec.max_b_frames = ENDLESS_GOP_FRAMES, 0
+        codec.thread_count = _THREADS
+        codec.colorspace = codec.color_primaries = codec.color_trc = mp4_boxes.BT709
+        codec.color_range = ColorRange.MPEG
+        if options.bitrate is not None:
+            codec.bit_rate = options.bitrate
+        chosen = options.ffmpeg_options() if name == SOFTWARE else options.nvenc_options()
+        codec.options = {**chosen, "forced-idr": "1"}
+        codec.flags |= Flags.global_header
+        codec.open()
+    except (FFmpegError, ValueError) as error:
+        if name == SOFTWARE:
+            raise
+        logger.warning("%s does not open, %s stands in for it: %s", name, SOFTWARE, error)
+        return _open_codec(size, rate, options, SOFTWARE)
     return codec

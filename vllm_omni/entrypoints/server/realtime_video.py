@@ -180,9 +180,7 @@ class RealtimeVideoSession:
 
     async def _stream(self, start: SessionStart, request: RolloutRequest) -> None:
         session = await self._state.session_request(start, request, self._request_id)
-        encoder = await self._state.in_thread(
-            ChunkEncoder, session.width, session.height, session.fps, start.encoder_options()
-        )
+        encoder = await self._state.encoder(session, start.encoder_options())
         try:
             options = SessionOptions(max_lead_ms=start.max_lead_ms, live=True)
             self._session_id = self._engine.open(
@@ -193,14 +191,17 @@ class RealtimeVideoSession:
                 while not isinstance(event := await self._events.get(), Ended):
                     self._progressed()
                     self._trace.took(event)
-                    await self._handle(event, start, encoder)
+                    ready = await self._handle(event, start, encoder)
+                    del event  # Pixels are ten times the video, and do not wait for the client.
+                    await self._deliver(ready)
                 await self._finish(event, encoder)
         finally:
             encoder.close()
 
     async def _handle(
         self, event: SessionEvent, start: SessionStart, encoder: ChunkEncoder
-    ) -> None:
+    ) -> tuple[VideoChunkMetadata, bytes] | None:
+        """Tell the client of an event; a chunk is only made ready to be sent, and returned."""
         match event:
             case Waiting(position) if start.queue and position != self._position:
                 self._position = position
@@ -212,9 +213,12 @@ class RealtimeVideoSession:
             case WasReset():
                 await self._channel.send(SessionResetDone(request_id=self._request_id))
             case ChunkReady():
-                await self._send_chunk(event, encoder)
+                return await self._encode(event, encoder)
+        return None
 
-    async def _send_chunk(self, event: ChunkReady, encoder: ChunkEncoder) -> None:
+    async def _encode(
+        self, event: ChunkReady, encoder: ChunkEncoder
+    ) -> tuple[VideoChunkMetadata, bytes]:
         payload = await self._state.in_thread(encoder.encode, event.result.data)
         self._trace.part("encode")
         receipt = event.receipt
@@ -230,7 +234,12 @@ class RealtimeVideoSession:
             server_ready_ms=(event.result.ready_s - self._started_s) * 1000.0,
             applied=dict(receipt.applied),
         )
-        await self._channel.send_chunk(metadata, payload)
+        return metadata, payload
+
+    async def _deliver(self, ready: tuple[VideoChunkMetadata, bytes] | None) -> None:
+        if ready is None:
+            return
+        await self._channel.send_chunk(*ready)
         self._trace.part("deliver")
         self._binary_frames += 1
         self._progressed()

@@ -13,7 +13,9 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_FRAMES
 from vllm_omni.diffusion.messages import SessionRequest, SourceImage
 from vllm_omni.entrypoints.engine_client import EngineClient
+from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.entrypoints.server.image_source import ImageSource
+from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.protocol import Capabilities
 from vllm_omni.entrypoints.server.start import NAMES, SessionStart
 from vllm_omni.entrypoints.server.tracing import NO_TRACES, Traces
@@ -92,6 +94,11 @@ class ServerState:
                 *(session.fps, session.seed, type(session.camera).__name__, session.prompt),
             )
         return session
+
+    async def encoder(self, session: SessionRequest, options: EncoderOptions) -> ChunkEncoder:
+        """Begin the video of a session."""
+        size, codec = (session.width, session.height), self.config.video_encoder
+        return await self.in_thread(ChunkEncoder, *size, session.fps, options, codec)
 
     def capabilities(self) -> Capabilities:
         """What this server can do."""

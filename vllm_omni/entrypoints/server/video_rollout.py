@@ -125,9 +125,7 @@ class VideoRollout:
         """
         session = self.request.session
         try:
-            encoder = await self._state.in_thread(
-                ChunkEncoder, session.width, session.height, session.fps, self.request.encoder
-            )
+            encoder = await self._state.encoder(session, self.request.encoder)
             try:
                 with self._state.traces.session(self._session_id) as trace:
                     return await self._collect(encoder, progress, trace)

@@ -1,0 +1,130 @@
+"""Sessions come and go over three replicas that are killed and drained under them."""
+
+import gc
+import random
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from tests.helpers.engine_bench import wait_until
+from tests.helpers.fake_executor import FakeExecutor, make_request
+from vllm_omni.engine.engine import Engine
+from vllm_omni.engine.growth import Growth
+from vllm_omni.engine.metrics import EngineMetrics
+from vllm_omni.engine.session import Ended, EndReason, EngineSession, SessionEvent, SessionStatus
+from vllm_omni.engine.supervisor import MAX_RESTARTS, WorkerSupervisor
+from vllm_omni.errors import InvalidRequestError, WorkerFailedError, WorkerRestartedError
+
+pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+SERVING, DRAINS = 3, 3
+KILLS = 12
+LINE = 8
+
+
+class Churn:
+    """An engine of three replicas; one that is drained is made up for by the next number."""
+
+    def __init__(self) -> None:
+        self.executors: dict[int, FakeExecutor] = {}
+        self.retired: list[FakeExecutor] = []
+        self.ended: dict[str, list[Ended]] = {}
+        self.kills: Counter[int] = Counter()
+        growth = Growth(self._supervisor, SERVING, SERVING + DRAINS)
+        metrics = EngineMetrics("m", by_replica=True)
+        self.engine = Engine(self._supervisor(0), metrics, max_queued=LINE, growth=growth)
+
+    def _supervisor(self, replica: int) -> WorkerSupervisor:
+        def make() -> FakeExecutor:
+            if replica in self.executors:
+                self.retired.append(self.executors[replica])
+            self.executors[replica] = FakeExecutor(sessions=2)
+            return self.executors[replica]
+
+        return WorkerSupervisor(make, warm_up=None, sleep=lambda _: None)
+
+    def serving(self) -> list[int]:
+        return [one.number for one in self.engine.replicas() if one.state == "ready"]
+
+    def open(self, num_chunks: int) -> str:
+        """A session of at most as many chunks as may wait for a client that takes none."""
+        wait_until(lambda: self.engine.num_waiting < LINE)
+        events: list[Ended] = []
+
+        def sink(event: SessionEvent) -> None:
+            if isinstance(event, Ended):
+                events.append(event)
+
+        session_id = self.engine.open(make_request(num_chunks=num_chunks), sink)
+        self.ended[session_id] = events
+        return session_id
+
+    def kill_one(self, chance: random.Random) -> None:
+        """Kill the workers of a replica, of none so often that it would be given up."""
+        alive = [number for number in self.serving() if self.kills[number] < MAX_RESTARTS]
+        for number in chance.sample(alive, min(1, len(alive))):
+            self.kills[number] += 1
+            self.executors[number].dead = WorkerFailedError("rank 0 died")
+
+    def drain(self, number: int) -> bool:
+        try:
+            self.engine.drain_replica(number)
+        except InvalidRequestError:  # The others are being restarted.
+            return False
+        return True
+
+
+@pytest.fixture
+def placed(monkeypatch):
+    """Sessions in the order in which they got a place, noted under the engine's lock."""
+    order: list[str] = []
+    move = EngineSession.move_to
+
+    def noted(session: EngineSession, status: SessionStatus) -> None:
+        if status is SessionStatus.OPENING:
+            order.append(session.session_id)
+        move(session, status)
+
+    monkeypatch.setattr(EngineSession, "move_to", noted)
+    return order
+
+
+@pytest.mark.parametrize("sessions", [60, pytest.param(500, marks=pytest.mark.soak)])
+def test_nothing_is_left_and_the_line_stays_in_order(placed, sessions):
+    chance = random.Random(5)
+    churn, threads = Churn(), threading.active_count()
+    churn.engine.start()
+    wait_until(lambda: len(churn.serving()) == SERVING)
+    kills = set(chance.sample(range(sessions), KILLS))
+    drained = 0
+    for number in range(sessions):
+        churn.open(chance.choice([1, 2]))
+        if number in kills:
+            churn.kill_one(chance)
+        if number >= (drained + 1) * sessions // (DRAINS + 1) and drained < DRAINS:
+            ready = churn.serving()
+            drained += bool(ready) and churn.drain(chance.choice(ready))
+        time.sleep(chance.uniform(0, 0.002))
+    wait_until(lambda: churn.engine.num_sessions == 0)
+    wait_until(lambda: len(churn.engine.replicas()) == len(churn.serving()) == SERVING)
+    assert placed == list(churn.ended)  # Dictionaries keep the order of arrival.
+    assert drained == DRAINS
+    ends = Counter(end.reason for (end,) in churn.ended.values())
+    assert ends[EndReason.FINISHED] >= sessions - 2 * KILLS  # Two places a replica.
+    assert ends.total() == sessions
+    errors = {type(end.error) for (end,) in churn.ended.values()} - {type(None)}
+    assert errors <= {WorkerRestartedError}
+    live = [churn.executors[number] for number in churn.serving()]
+    assert [(one.open_ids, one.opened_total == one.closed_total) for one in live] == [
+        ([], True)
+    ] * SERVING
+    assert all(one.shut_down for one in churn.retired)
+    # One thread for each replica and one that keeps their number.
+    wait_until(lambda: threading.active_count() == threads + SERVING + 1)
+    print(f"{sessions} sessions, {len(churn.retired)} restarts, {drained} drains: {ends}")
+    churn.engine.close()
+    assert threading.active_count() == threads
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, EngineSession)]
