@@ -94,7 +94,7 @@ class EngineMetrics:
             name: self._by_replica(Histogram, name, text, buckets=_FINE_SECONDS)
             for name, text in {
                 "diffusion_exec_s": "A chunk on the root rank, its commit until it is queued",
-                "diffusion_preprocess_s": "Condition and camera of a chunk",
+                "diffusion_preprocess_s": "Camera of a chunk, and the condition made in it",
                 "diffusion_forward_s": "Four probes of a chunk, and its commit until it is queued",
                 "denoise_step_latency_s": "One probe, the mean over a chunk's",
                 "vae_decode_s": "Decode of a chunk",
