@@ -7,7 +7,7 @@ from typing import Annotated
 
 from vllm_omni.config.keys import KEYS, refuse_all, suggest
 from vllm_omni.config.plain_yaml import as_mapping, read_mapping
-from vllm_omni.diffusion.registry import LINGBOT_WORLD
+from vllm_omni.diffusion.registry import MODELS
 from vllm_omni.errors import ConfigError, ConfigNotFoundError
 from vllm_omni.other_keys import TOP_KEYS
 from vllm_omni.setting import PARALLEL, Setting, Text, names, no_effect_notes
@@ -26,9 +26,7 @@ _STAGES = Setting("stages", list[dict[str, object]], "stages by stage_id; there 
 TOP: dict[str, Setting] = {
     one.key: one
     for one in (
-        Setting(
-            "pipeline", Annotated[str, names((LINGBOT_WORLD.pipeline,))], "model that is served"
-        ),
+        Setting("pipeline", Annotated[str, names(entry.pipeline for entry in MODELS.values())], "model that is served"),
         Setting("base_config", Text, "file to inherit from, relative to this one"),
         _STAGES,
         Setting(

@@ -19,7 +19,7 @@ from vllm_omni.diffusion.data import (
     SamplingDefaults,
 )
 from vllm_omni.diffusion.geometry import VideoGeometry, chunks_of
-from vllm_omni.diffusion.registry import LINGBOT_WORLD
+from vllm_omni.diffusion.registry import MODELS
 from vllm_omni.errors import ConfigError, ConfigTypeError, InvalidRequestError
 from vllm_omni.setting import Positive, Text, names, setting
 from vllm_omni.system_errors import expand_home, reason
@@ -46,7 +46,7 @@ _Devices = Annotated[Text, AfterValidator(_distinct)]
 _DType = Annotated[str, names(("auto", "bfloat16", "float16", "float32"), _DTYPE_NAMES)]
 _Linears = Annotated[str, names(("native", "vllm"))]
 _Executor = Annotated[str, names(("mp", "ray", "uni", "inline"), {"multi_process": "mp"})]
-_ModelClass = Annotated[str, names((LINGBOT_WORLD.class_name,))]
+_ModelClass = Annotated[str, names(MODELS)]
 _Quantization = Annotated[str, names(("fp8", "fp8_per_tensor", "ascend"))]
 
 

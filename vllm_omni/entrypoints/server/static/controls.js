@@ -16,7 +16,7 @@ const KEYS = {
   ArrowRight: { axis: "yaw", sign: 1 },
   ArrowLeft: { axis: "yaw", sign: -1 },
 };
-const AXES = ["forward", "right", "yaw", "pitch"];
+const AXES = [...new Set(Object.values(KEYS).map(({ axis }) => axis))];
 const DEAD_ZONE = 0.18;
 const STICK_LEVELS = 5;
 const D_PAD = { forward: [12, 13], right: [15, 14] };
@@ -146,7 +146,7 @@ export class Controls {
       yaw: step(lookX),
       pitch: step(-lookY),
     };
-    const same = AXES.every((axis) => sticks[axis] === (this.#sticks[axis] ?? 0));
+    const same = Object.entries(sticks).every(([axis, value]) => value === (this.#sticks[axis] ?? 0));
     this.#sticks = sticks;
     if (!same) this.#changed();
   }
