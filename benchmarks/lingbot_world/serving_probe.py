@@ -41,7 +41,7 @@ from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.entrypoints.engine_client import EngineClient
-from vllm_omni.entrypoints.server import app, realtime_video
+from vllm_omni.entrypoints.server import app, state
 from vllm_omni.entrypoints.server.channel import SocketChannel
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.protocol import VideoChunkMetadata
@@ -147,11 +147,10 @@ def prebuilt_main(chunk_s: float, task: WorkerTask, pipe: Connection, pixels: Sh
         if isinstance(command, ChunkPlan):
             time.sleep(chunk_s)
             data = frames[: chunk_pixel_frames(command.chunk_index)]
-            ready_s = time.monotonic()
             slot = pixels.write(data)
             pipe.send(
                 SharedChunk(command.session_id, command.chunk_index, slot, data.dtype.str,
-                            data.shape, ready_s, ChunkTimings())
+                            data.shape, ChunkTimings())
             )  # fmt: skip
             pipe.send(Done(ChunkTimings()))
         else:
@@ -178,7 +177,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--chunk-ms", type=float, default=250.0)
     args = parser.parse_args()
-    realtime_video.ChunkEncoder = TimedEncoder
+    state.ChunkEncoder = TimedEncoder
     app.SocketChannel = TimedChannel
     app.EngineServer = TickingServer
     client = _engine_client(args.model, args.chunk_ms / 1000.0)

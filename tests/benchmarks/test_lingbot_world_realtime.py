@@ -136,7 +136,7 @@ class TestSocket:
             ("start 0 error", "no memory .asked for 3 chunks, 33 frames"),
             ("start 0 close", "closed before session.done"),
             ("start 0 binary", "without metadata"),
-            ("start 0 short", "announced 99 bytes, 5 came"),
+            ("start 0 short", "99 bytes announced, 5 came"),
             ("start 0 text", "is not valid JSON"),
         ],
     )

@@ -127,4 +127,4 @@ def test_nothing_is_left_and_the_line_stays_in_order(placed, sessions):
     churn.engine.close()
     assert threading.active_count() == threads
     gc.collect()
-    assert not [one for one in gc.get_objects() if isinstance(one, EngineSession)]
+    assert not [one for one in gc.get_objects() if type(one) is EngineSession]

@@ -80,7 +80,6 @@ ANSWERS = {
     "attention-backend": "use --diffusion-attention-backend",
     "attention-config": "use --diffusion-attention-backend",
     "block-size": f"use model_config.ar_diffusion_kv_config.page_tokens {IN_A_FILE}",
-    "distributed-executor-backend": f"use distributed_executor_backend {IN_A_FILE}",
     "gpu-memory-utilization":
         f"use model_config.ar_diffusion_kv_config.gpu_memory_fraction {IN_A_FILE}",
     "kv-cache-memory-bytes":

@@ -55,9 +55,10 @@ def test_a_world_has_the_bytes_of_the_cpu(monkeypatch):
     for call in python_device.calls:
         given = [x for x in call.arguments.values() if isinstance(x, torch.Tensor)]
         assert {x.device.type for x in given} == {"npu"}
-    # Four probes and a commit whose last layer only writes; the first ones check the operators.
+    # Four probes and a commit whose last layer only writes; the first ones check the operators, the
+    # attention in two cases, both ways.
     attentions = CHUNKS * (4 * 2 * LAYERS + 2 * (LAYERS - 1))
-    assert len(called["npu_fusion_attention"]) == 2 + attentions
+    assert len(called["npu_fusion_attention"]) == 2 * 2 + attentions
     assert len(called["npu_rotary_mul"]) == 1 + CHUNKS * (2 * 5 * LAYERS - 1)
     assert len(called["npu_quant_matmul"]) == CHUNKS * 2 * (5 * LAYERS - 1)
     assert len(called["npu_format_cast"]) == 2 * LAYERS

@@ -29,7 +29,7 @@ from tests.helpers.videos import (
 from vllm_omni.diffusion.executor import create_executor
 from vllm_omni.diffusion.messages import ChunkPlan, LiveCamera, OutputKind, ScriptedKeys
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
-from vllm_omni.entrypoints.server import video_rollout
+from vllm_omni.entrypoints.server import state as server_state
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import DeviceOutOfMemoryError, SessionFailedError
@@ -233,7 +233,7 @@ async def test_encoders_are_made_off_the_event_loop_and_always_closed(
             super().__init__(*arguments)
             made.append((threading.current_thread().name, self))
 
-    monkeypatch.setattr(video_rollout, "ChunkEncoder", Watched)
+    monkeypatch.setattr(server_state, "ChunkEncoder", Watched)
     if fails:
         executor.failures = {(0, 1): SessionFailedError("a chunk raised")}
     answer = await server.http.post(SYNC, json=BODY)
