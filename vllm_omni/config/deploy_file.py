@@ -23,10 +23,11 @@ _FOR_THE_STAGE = (
 )  # fmt: skip
 _SEE_STAGE = "as the stage key of this name, which wins"
 _STAGES = Setting("stages", list[dict[str, object]], "stages by stage_id; there is one, stage 0")
+_Pipeline = Annotated[str, names(entry.pipeline for entry in MODELS.values())]
 TOP: dict[str, Setting] = {
     one.key: one
     for one in (
-        Setting("pipeline", Annotated[str, names(entry.pipeline for entry in MODELS.values())], "model that is served"),
+        Setting("pipeline", _Pipeline, "model that is served"),
         Setting("base_config", Text, "file to inherit from, relative to this one"),
         _STAGES,
         Setting(
