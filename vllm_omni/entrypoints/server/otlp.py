@@ -16,6 +16,7 @@ from typing_extensions import override
 from vllm_omni import __version__
 from vllm_omni.diffusion.messages import ChunkResult
 from vllm_omni.engine.session import ChunkReady, Opened, SessionEvent, WasReset
+from vllm_omni.entrypoints.outputs import stage_seconds
 from vllm_omni.entrypoints.server.request_ids import current_request_id
 from vllm_omni.entrypoints.server.tracing import SessionTrace, Traces
 from vllm_omni.logger import adopt
@@ -24,6 +25,8 @@ _EXPORT_S = 2.0
 """How long one batch may take to the collector, retries included."""
 _QUEUE = 2048
 """Spans that may wait. One batch takes all, so that a server's end waits for two at most."""
+_SPAN_NAMES = {"probes": "denoise"}
+"""Parts of a chunk that traces call as other engines do."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -104,13 +107,7 @@ class _OtlpSession(SessionTrace):
 
     def _begin_chunk(self, result: ChunkResult) -> None:
         """Tell what the workers did: they say how long each part took, and when all was done."""
-        timings = result.timings
-        parts_s = {
-            "condition": timings.condition_ms / 1000.0,
-            "camera": timings.camera_ms / 1000.0,
-            "denoise": timings.probes_ms / 1000.0,
-            "decode": timings.decode_ms / 1000.0,
-        }
+        parts_s = stage_seconds(result.timings)
         at_s = result.ready_s - sum(parts_s.values())
         self._chunk = self._tracer.start_span(
             "chunk",
@@ -120,7 +117,7 @@ class _OtlpSession(SessionTrace):
         )
         self._in_chunk = set_span_in_context(self._chunk)
         for name, took_s in parts_s.items():
-            self._tell(name, at_s, at_s + took_s, self._in_chunk)
+            self._tell(_SPAN_NAMES.get(name, name), at_s, at_s + took_s, self._in_chunk)
             at_s += took_s
         self._part_s = time.monotonic()
 
