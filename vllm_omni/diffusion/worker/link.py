@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -10,14 +11,13 @@ import torch.distributed as dist
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState, RankGroup
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, LATENT_FRAMES_PER_CHUNK
+from vllm_omni.diffusion.registry import model_of
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
+from vllm_omni.inputs.request import RequestLimits
 from vllm_omni.logger import get_logger
 
 _SAMPLE_BYTES = 8 << 20
 _SAMPLES = 4
-_PROBES = 4
-_MODEL_FPS = 16
-
 
 logger = get_logger(__name__)
 
@@ -61,7 +61,7 @@ def chunk_exchange_bytes(spec: KVCacheSpec, config: OmniDiffusionConfig) -> int:
     tokens = LATENT_FRAMES_PER_CHUNK * config.prepared_geometry.tokens_per_frame
     local_tokens = tokens // config.parallel.ulysses_degree
     head_bytes = spec.num_kv_heads * spec.head_dim * spec.element_bytes
-    forwards = _PROBES + (0 if config.reuse_last_step_kv else 1)
+    forwards = _limits(config).inference_steps + (0 if config.reuse_last_step_kv else 1)
     message = local_tokens * head_bytes * (config.parallel.ulysses_degree - 1)
     return 4 * message * spec.num_layers * forwards
 
@@ -69,7 +69,8 @@ def chunk_exchange_bytes(spec: KVCacheSpec, config: OmniDiffusionConfig) -> int:
 def slow_link(bytes_per_s: float, spec: KVCacheSpec, config: OmniDiffusionConfig) -> str | None:
     """Say that a chunk's exchanges alone take longer than it plays; ``None`` if they do not."""
     chunk_bytes = chunk_exchange_bytes(spec, config)
-    exchange_s, play_s = chunk_bytes / bytes_per_s, CHUNK_PIXEL_FRAMES / _MODEL_FPS
+    exchange_s = chunk_bytes / bytes_per_s
+    play_s = CHUNK_PIXEL_FRAMES / _limits(config).native_fps
     if exchange_s <= play_s:
         return None
     return (
@@ -79,3 +80,7 @@ def slow_link(bytes_per_s: float, spec: KVCacheSpec, config: OmniDiffusionConfig
         f"{exchange_s:.2f} s of the {play_s:.2f} s that it plays; keep the group on one machine "
         "(ray.placement: strict_pack) or give the machines a faster network"
     )
+
+
+def _limits(config: OmniDiffusionConfig) -> RequestLimits:
+    return model_of(Path(config.model), config.model_class_name).limits
