@@ -38,7 +38,9 @@ NPU_SIM_STAMP := $(NPU_SIM_VENV)/.installed
 # Ray and what it needs, beside what the tests' own environment holds.
 RAY_VENV ?= .venv-ray
 RAY_STAMP := $(RAY_VENV)/.installed
+# Two threads that wait for each other by spinning take both cores from everything else.
 export OMP_NUM_THREADS = 1
+export OMP_WAIT_POLICY = PASSIVE
 
 .PHONY: setup demo test check static unit soak mutants serve-demo test-web vllm-env test-vllm clean
 .PHONY: gpu-check train-smoke cases npu-sim-env test-npu-sim ray-env test-ray check-ray docs

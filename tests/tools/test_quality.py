@@ -123,6 +123,7 @@ def base() -> Walked:
     return measure_walks(MODEL, walks_of(PLAN), progress=silent)
 
 
+@pytest.mark.soak
 def test_a_window_that_is_a_chunk_short_is_caught_and_bfloat16_is_not(base, tmp_path):
     """The mutant sees one chunk less of the past; the loss is beyond chance with four walks."""
     mutant = tmp_path / "mutant"

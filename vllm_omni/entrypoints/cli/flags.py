@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from vllm_omni.config.keys import KEYS
 from vllm_omni.config.server import ServerConfig
@@ -128,7 +129,7 @@ def _add(group: argparse._ArgumentGroup, flag: Flag, names: Iterable[str], help_
         words = "{" + ",".join(setting.words) + "}" if setting.words else None
         group.add_argument(
             *names,
-            type=_converter(setting),
+            type=partial(_convert, setting),
             nargs="+" if setting.kind is tuple else None,
             metavar=words or _METAVARS.get(setting.type_words, "JSON"),
             dest=flag.target,
@@ -137,19 +138,15 @@ def _add(group: argparse._ArgumentGroup, flag: Flag, names: Iterable[str], help_
         )
 
 
-def _converter(setting: Setting) -> Callable[[str], object]:
+def _convert(setting: Setting, text: str) -> object:
     """From a word of the command line to a value; a word that cannot be one ends the process."""
-
-    def convert(text: str) -> object:
-        value = _CONVERTERS.get(setting.kind, _json)(text)
-        if setting.words:
-            try:
-                value = setting.checked(value, "")
-            except ConfigError as error:
-                raise argparse.ArgumentTypeError(str(error)) from None
-        return value
-
-    return convert
+    value = _CONVERTERS.get(setting.kind, _json)(text)
+    if setting.words:
+        try:
+            value = setting.checked(value, "")
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return value
 
 
 def _json(text: str) -> object:
