@@ -105,6 +105,7 @@ def test_four_devices_serve_the_file_of_four_processes_on_the_cpu(four, videos, 
     assert here != videos["eager"][0]  # whose noise was the device's
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(2 * TIMEOUT_S)
 def test_eight_dies_serve_the_file_of_eight_processes_on_the_cpu(eight, tmp_path):
     """Bitwise; every rank has one head, four tokens of a latent frame and two of its columns."""
