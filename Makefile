@@ -11,6 +11,7 @@
 #   make gpu-check    what is only counted elsewhere, measured on one GPU in 9 minutes
 #   make docs         the documentation as a site in build/docs
 #   make test-npu-sim the genuine torch_npu on a simulated runtime (gcc; an environment of its own)
+#   make test-cuda    what a GPU would run, compiled for it by Triton, without a GPU (0.3 GB)
 #   make test-ray     worker groups on a Ray cluster of two raylets; check-ray: lost machines, too
 #   make test-vllm    the tests of the linears on vLLM, in an environment of their own (2.2 GB)
 
@@ -35,6 +36,9 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 # torch_npu must never be installed beside the torch that everything else is tested with.
 NPU_SIM_VENV ?= .venv-npu-sim
 NPU_SIM_STAMP := $(NPU_SIM_VENV)/.installed
+# Triton, which torch has on CUDA alone, beside what the tests' own environment holds.
+CUDA_VENV ?= .venv-cuda
+CUDA_STAMP := $(CUDA_VENV)/.installed
 # Ray and what it needs, beside what the tests' own environment holds.
 RAY_VENV ?= .venv-ray
 RAY_STAMP := $(RAY_VENV)/.installed
@@ -43,7 +47,7 @@ export OMP_NUM_THREADS = 1
 export OMP_WAIT_POLICY = PASSIVE
 
 .PHONY: setup demo test check static unit soak mutants serve-demo test-web vllm-env test-vllm clean
-.PHONY: gpu-check train-smoke cases npu-sim-env test-npu-sim ray-env test-ray check-ray docs
+.PHONY: gpu-check train-smoke cases npu-sim-env test-npu-sim cuda-env test-cuda ray-env test-ray check-ray docs
 
 setup: $(DEV_STAMP)
 
@@ -139,13 +143,28 @@ test-npu-sim: $(NPU_SIM_STAMP)
 	  -p tests.helpers.fixtures.retries \
 	  -o python_files='check_*.py'
 
+# What the tests' own environment holds is found from a second one, which adds a few packages.
+LOOK_INTO_VENV = -c 'import sysconfig, pathlib as p; \
+  (p.Path(sysconfig.get_path("purelib")) / "project.pth").write_text( \
+  "import site; site.addsitedir(%r)" % str(next(p.Path("$(VENV)").absolute().glob("lib/python*/site-packages"))))'
+
+cuda-env: $(CUDA_STAMP)
+
+$(CUDA_STAMP): tests/triton_lane/requirements.txt $(DEV_STAMP)
+	test -x $(CUDA_VENV)/bin/python || $(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/python -m pip install --quiet --no-deps -r tests/triton_lane/requirements.txt
+	$(CUDA_VENV)/bin/python $(LOOK_INTO_VENV)
+	@touch $@
+
+test-cuda: $(CUDA_STAMP)
+	$(CUDA_VENV)/bin/python -m pytest tests/triton_lane --noconftest -W default -o addopts= \
+	  -o python_files='check_*.py'
+
 ray-env: $(RAY_STAMP)
 
 $(RAY_STAMP): tests/ray/requirements.txt $(DEV_STAMP)
 	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
-	$(RAY_VENV)/bin/python -c 'import sysconfig, pathlib as p; \
-	  (p.Path(sysconfig.get_path("purelib")) / "project.pth").write_text( \
-	  "import site; site.addsitedir(%r)" % str(next(p.Path("$(VENV)").absolute().glob("lib/python*/site-packages"))))'
+	$(RAY_VENV)/bin/python $(LOOK_INTO_VENV)
 	$(RAY_VENV)/bin/python -m pip install --quiet -r tests/ray/requirements.txt
 	@touch $@
 

@@ -42,6 +42,7 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
     ChunkContext,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
+from vllm_omni.diffusion.models.lingbot_world.vae.fused import fuse_norms
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.diffusion.models.loader import materialize, no_weights
@@ -218,11 +219,12 @@ class RealBench:
         return {"ms": ms, "bound_ms": bound, "uint8_ms": uint8_ms}
 
     def build_vae(self) -> WanVAE:
-        """Make the autoencoder, with random weights."""
+        """Make the autoencoder as a compiled server has it, with random weights."""
         with no_weights():
             vae = WanVAE(self.scale.vae).to(torch.bfloat16)
         self._fill(vae)
         vae.prepare()
+        assert fuse_norms(vae), "the fused norm is wrong on this GPU"
         return vae
 
     def _chunk(

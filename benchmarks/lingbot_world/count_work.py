@@ -22,7 +22,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from benchmarks.lingbot_world.bench_real import scale_of
-from benchmarks.lingbot_world.fused_kernels import PlannedAttention, inductor_plans
+from benchmarks.lingbot_world.fused_kernels import (
+    PlannedAttention,
+    inductor_plans,
+    planned_norm_silu,
+)
 from benchmarks.lingbot_world.kernel_counter import Kernel, KernelCounter, Kind, totals
 from benchmarks.lingbot_world.roofline import TRIMMED, table, vae_counts
 from benchmarks.lingbot_world.roofline_counts import (
@@ -168,16 +172,20 @@ def count_transformer(
 
 
 @torch.inference_mode()
-def count_vae(ranks: int) -> PartKernels:
+def count_vae(ranks: int, *, fused: bool = False) -> PartKernels:
     """Count decode, conversion to bytes and encode of a later chunk.
 
     A rank encodes, decodes and converts its own columns.
+
+    Args:
+        fused: whether norm and SiLU are one kernel, as they are where blocks are compiled.
     """
     scale = scale_of("full")
     geometry = scale.geometry
     with META:
         vae = WanVAE(scale.vae).to(torch.bfloat16)
         vae.prepare()
+    vae.fuse_norms(planned_norm_silu if fused else None)
     sides = geometry.latent_height, geometry.latent_width
     shard = ColumnShard(SilentHalo(1, ranks), geometry.latent_width)
     columns = WHOLE_FRAME if ranks == 1 else shard
@@ -263,6 +271,7 @@ def count_rank(ranks: int) -> RankWork:
     transformer, exchanged = count_transformer(ranks)
     with inductor_plans():
         compiled, _ = count_transformer(ranks, compiled=True)
+    compiled |= count_vae(ranks, fused=True)
     return RankWork(ranks, transformer | count_vae(ranks), exchanged, compiled)
 
 

@@ -53,6 +53,18 @@ class PlannedAttention(SdpaAttention):
         return attended[0].transpose(0, 1)
 
 
+def planned_norm_silu(
+    x: Float[Tensor, "time height width channels"],
+    scale: Float[Tensor, " channels"],
+    target: Float[Tensor, "time height width channels"],
+) -> None:
+    """Count the kernel of ``vae/norm_silu.py``: it reads ``x`` and writes ``target``, once each."""
+    counter = _get_current_dispatch_mode()
+    if isinstance(counter, KernelCounter):
+        moved = x.nbytes + scale.nbytes + target.nbytes
+        counter.kernels.append(Kernel("norm_silu", Kind.ELEMENTWISE, moved))
+
+
 class _PlannedError(Exception):
     """Ends a compilation after its plan."""
 

@@ -31,6 +31,7 @@ from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import Lease
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
+from vllm_omni.diffusion.models.lingbot_world.vae.fused import fuse_norms
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.diffusion.models.loader import materialize, no_weights
@@ -137,6 +138,7 @@ class SameResults:
         """Tell how far latents and pixels are from those of the CPU in the same dtype."""
         world = SmallWorld(scale_of("tiny"), self._device, dtype, self._backend, leased=leased)
         if compiled:
+            assert fuse_norms(world.vae), "the fused norm is wrong on this GPU"
             for block in world.transformer.blocks:
                 block.compile(dynamic=False, backend=self._compiler)
         made, wanted = world.roll(), self._on_cpu(dtype)

@@ -134,7 +134,10 @@ def chunk(request):
 
 @pytest.fixture(scope="module")
 def vae():
-    return {ranks: count_vae(ranks) for ranks in (1, 4)}
+    """By ranks, and whether norm and SiLU are one kernel."""
+    return {
+        (ranks, fused): count_vae(ranks, fused=fused) for ranks in (1, 4) for fused in (False, True)
+    }
 
 
 def everything(parts) -> list[Kernel]:
@@ -179,18 +182,22 @@ def test_the_formula_of_eager_bytes_is_what_a_layer_moves():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "part", "gb", "kernels"),
+    ("ranks", "fused", "part", "gb", "kernels"),
     [
-        (1, "decode", 153.6, 1033),
-        (1, "encode", 94.3, 778),
-        (1, "uint8", 0.57, 7),
-        (4, "decode", 39.0, 1638),
-        (4, "encode", 24.9, 1226),
-        (4, "uint8", 0.15, 7),
+        (1, False, "decode", 153.6, 1033),
+        (1, False, "encode", 94.3, 778),
+        (1, False, "uint8", 0.57, 7),
+        (4, False, "decode", 39.0, 1638),
+        (4, False, "encode", 24.9, 1226),
+        (4, False, "uint8", 0.15, 7),
+        (1, True, "decode", 82.7, 598),
+        (1, True, "encode", 52.9, 463),
+        (4, True, "decode", 21.2, 1203),
+        (4, True, "encode", 14.5, 911),
     ],
 )
-def test_the_autoencoder_keeps_its_ceilings(vae, ranks, part, gb, kernels):
-    made = vae[ranks][part]
+def test_the_autoencoder_keeps_its_ceilings(vae, ranks, fused, part, gb, kernels):
+    made = vae[ranks, fused][part]
     assert elementwise_gb(made) <= gb
     assert len(made) <= kernels
 
@@ -199,8 +206,8 @@ def test_the_autoencoder_computes_what_the_formula_says(vae):
     """Equality: exact on one rank; of four, each computes one column more at each border."""
     for part, count in (("decode", count_decode), ("encode", count_encode)):
         formula = count(Vae(), **FULL_SIZE, first=False).flops
-        assert flops(vae[1][part]) == formula
-        assert formula / 4 <= flops(vae[4][part]) <= 1.03 * formula / 4
+        assert flops(vae[1, False][part]) == formula
+        assert formula / 4 <= flops(vae[4, False][part]) <= 1.03 * formula / 4
 
 
 def test_the_command_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys):

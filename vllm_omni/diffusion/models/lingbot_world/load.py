@@ -50,6 +50,7 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
+from vllm_omni.diffusion.models.lingbot_world.vae.fused import fuse_norms
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.diffusion.models.loader import load_weights, materialize, no_weights
 from vllm_omni.errors import CheckpointError, ConfigError
@@ -134,7 +135,7 @@ def load_pipeline(
         dtype=dtype,
     )
     text = load_prompts(model, facts.transformer, parallel, dtype=dtype, device=device)
-    vae = load_vae(model, facts.vae, dtype=dtype, device=device)
+    vae = load_vae(model, facts.vae, dtype=dtype, device=device, fused=not config.enforce_eager)
     transformer = load_transformer(model, parts, device, linears)
     _prepare_blocks(transformer, config)
     pipeline = LingBotWorldCausalDMDPipeline(
@@ -242,13 +243,22 @@ def _prepare_blocks(
     transformer.post_attention.prepare(transformer.layers)
 
 
-def load_vae(model: Path, config: VaeConfig, *, dtype: torch.dtype, device: torch.device) -> WanVAE:
-    """Build the VAE and load its weights from ``model/vae``."""
+def load_vae(
+    model: Path,
+    config: VaeConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    fused: bool = False,
+) -> WanVAE:
+    """Build the VAE and load its weights from ``model/vae``; ``fused``: fuse norms, on a GPU."""
     with no_weights():
         vae = WanVAE(config).to(dtype)
     materialize(vae, device)
     load_weights(model / "vae", weight_targets(vae))
     vae.prepare()
+    if fused and not fuse_norms(vae):
+        logger.warning("the VAE runs without its fused norm, slower: it is wrong on this GPU")
     return vae
 
 

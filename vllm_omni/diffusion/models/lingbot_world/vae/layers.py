@@ -4,6 +4,8 @@ Same conventions as :mod:`.convolution`: activations ``[time, height, width, cha
 histories in and out, weights named as in the checkpoint.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -24,17 +26,24 @@ from vllm_omni.diffusion.models.lingbot_world.vae.state import LevelHistory, Res
 SMALLEST_NORM = 1e-12
 UPSAMPLE = 2
 
+NormSilu = Callable[[Tensor, Tensor, Tensor], object]
+"""Writes ``silu(x / max(|x|, 1e-12) * scale)`` of frames and a scale into a third tensor."""
+
 
 class ChannelNorm(Preparable):
     """Computes ``x / max(|x|, 1e-12) * sqrt(channels) * gamma`` over the channels, in float32.
 
     Args:
         axes: trailing axes of one in the checkpoint's ``gamma``.
+
+    Attributes:
+        fused: a kernel that :meth:`activate` runs instead of its two calls, if there is one.
     """
 
     def __init__(self, channels: int, *, axes: int) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.empty(channels, *(1,) * axes))
+        self.fused: NormSilu | None = None
         self._scale: Tensor | None = None
 
     def prepare(self, _path: ConvPath, /) -> None:
@@ -53,19 +62,26 @@ class ChannelNorm(Preparable):
         x: Float[Tensor, "time height width channels"],
         target: Float[Tensor, "time height width channels"],
     ) -> None:
-        """Write ``silu(norm(x))`` into ``target``, bit for bit that of two calls."""
-        F.silu(self._into(x, target), inplace=True)
+        """Write ``silu(norm(x))`` into ``target``, bit for bit that of two calls if not fused."""
+        if self.fused is None:
+            F.silu(self._into(x, target), inplace=True)
+        else:
+            self.fused(x, self._prepared, target)
 
     def _into(
         self,
         x: Float[Tensor, "time height width channels"],
         target: Float[Tensor, "time height width channels"],
     ) -> Float[Tensor, "time height width channels"]:
-        assert self._scale is not None, "prepare() comes before the first call"
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         inverse = norm.clamp_min_(SMALLEST_NORM).reciprocal_()
         # The second product is rounded to the target's dtype as it is stored.
-        return torch.mul(x * inverse, self._scale, out=target)
+        return torch.mul(x * inverse, self._prepared, out=target)
+
+    @property
+    def _prepared(self) -> Float[Tensor, " channels"]:
+        assert self._scale is not None, "prepare() comes before the first call"
+        return self._scale
 
 
 class ResidualBlock(nn.Module):

@@ -22,6 +22,7 @@ from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
     PointwiseConv,
     Preparable,
 )
+from vllm_omni.diffusion.models.lingbot_world.vae.layers import ChannelNorm, NormSilu
 from vllm_omni.diffusion.models.lingbot_world.vae.peak import LivePeak
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 
@@ -86,6 +87,15 @@ class WanVAE(nn.Module):
             for module in self.modules():
                 if isinstance(module, Preparable):
                     module.prepare(path)
+
+    def fuse_norms(self, kernel: NormSilu | None) -> None:
+        """Let each norm before a SiLU run as one kernel with it; ``None`` for separate calls."""
+        for norm in self._norms():
+            norm.fused = kernel
+
+    def norm_widths(self) -> set[int]:
+        """Return the numbers of channels that are normalised."""
+        return {norm.gamma.numel() for norm in self._norms()}
 
     def state_bytes(self, geometry: VideoGeometry) -> int:
         """Count the bytes of a session's encoder and decoder histories at a size, in this dtype."""
@@ -186,6 +196,9 @@ class WanVAE(nn.Module):
         return pixels.permute(3, 0, 1, 2), DecoderState(
             state.latent_frames + latent_frames, history
         )
+
+    def _norms(self) -> Iterator[ChannelNorm]:
+        return (module for module in self.modules() if isinstance(module, ChannelNorm))
 
 
 def _shadow(config: VaeConfig, dtype: torch.dtype) -> WanVAE:
