@@ -1,4 +1,7 @@
-"""The first process of a container, tried as a process that collects orphans like one."""
+"""Signals to a server that starts, and the first process of a container.
+
+The latter is tried as a process that collects orphans like one.
+"""
 
 import os
 import signal
@@ -7,8 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+
+from tests.helpers.server import CPU_TINY, PLAIN, free_port
+from tests.helpers.tiny import tiny_checkpoint_dir
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
@@ -92,3 +99,56 @@ def test_orphans_are_collected():
             time.sleep(0.05)
         process.terminate()
         assert process.wait(20) == 128 + signal.SIGTERM
+
+
+def _has_handler(pid: int, number: int) -> bool:
+    """Whether a process that may have ended handles a signal, as Linux says."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
+
+
+def _stop(after_s: float | None, number: int, folder: Path) -> float:
+    """Stop a server so long after its start, or as soon as its command runs.
+
+    Whatever it was doing, it ends with status 0, without a word of alarm and alone. Before
+    its command runs, which is Python's own start, the signal itself ends it.
+
+    Returns:
+        Seconds from the signal to the end.
+    """
+    log = folder / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *PLAIN, str(tiny_checkpoint_dir()), "--omni", "--port",
+             str(free_port()), "--host", "127.0.0.1", "--deploy-config", str(CPU_TINY)],
+            stdout=out, stderr=out, cwd=Path(__file__).parents[3], start_new_session=True,
+        )  # fmt: skip
+    if after_s is None:
+        while not _has_handler(process.pid, number):
+            time.sleep(0.002)
+    else:
+        time.sleep(after_s)
+    runs = _has_handler(process.pid, number)
+    family = psutil.Process(process.pid).children(recursive=True)
+    began_s = time.monotonic()
+    process.send_signal(number)
+    status = process.wait(60)
+    took_s = time.monotonic() - began_s
+    _, alive = psutil.wait_procs(family, timeout=20)
+    said = log.read_text()
+    assert status == 0 if runs else status in {0, -number}, (after_s, status, said)
+    assert "Traceback" not in said
+    assert not alive, (after_s, alive)
+    return took_s
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_server_ends_well_from_its_first_moment_on(number, tmp_path):
+    _stop(None, number, tmp_path)
+
+
+@pytest.mark.soak
+def test_a_server_ends_well_at_whatever_moment(tmp_path):
+    for after_s in np.random.default_rng(0).uniform(0.05, 5.0, 20):
+        assert _stop(float(after_s), signal.SIGTERM, tmp_path) < 5.0, after_s

@@ -6,13 +6,14 @@ vLLM's own ``vllm`` command calls :func:`main` when ``--omni`` stands anywhere o
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from types import FrameType
 
-from vllm_omni import __version__
 from vllm_omni.entrypoints.cli.init_process import run_under_init
 from vllm_omni.errors import OmniError
 from vllm_omni.system_errors import is_refusal, sentence
@@ -79,7 +80,24 @@ def main() -> None:
 
 
 def _run_line() -> int:
+    if "serve" in sys.argv:
+        _end_at_signals()
     return dispatch(sys.argv[1:])
+
+
+def _end_at_signals() -> None:
+    """Let a server that does not listen yet end as one that does: whoever stops it asked for that.
+
+    Uvicorn replaces these handlers. Until then there is nothing that would have to be ended, and an
+    exception could be lost in whatever is being imported.
+    """
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        os._exit(0)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
+            signal.signal(number, end)
 
 
 def dispatch(argv: Sequence[str]) -> int:
@@ -107,6 +125,9 @@ def _asks_help(arguments: Sequence[str]) -> bool:
 
 def _run_top_level(arguments: Sequence[str]) -> int:
     width = max(len(name) for name in COMMANDS)
+    # Not above: what finds it takes longer to load than all the rest.
+    from vllm_omni import __version__
+
     listing = "\n".join(f"  {name:<{width}}  {cmd.summary}" for name, cmd in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog=_PROG,
