@@ -40,6 +40,8 @@ from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan, ScriptedKeys, SessionRequest, SourceImage
 from vllm_omni.diffusion.worker.worker import Worker
 import vllm_omni.diffusion.models.lingbot_world.load
+from pathlib import Path
+from vllm_omni.diffusion.models.lingbot_world.tokenizer import load_tokenizer
 imported = time.perf_counter()
 height, width = {height}, {width}
 worker = Worker(OmniDiffusionConfig(model={model!r}, dtype="float32",
@@ -47,7 +49,8 @@ worker = Worker(OmniDiffusionConfig(model={model!r}, dtype="float32",
 loaded = time.perf_counter()
 rgb = np.zeros((height, width, 3), np.uint8)
 worker.open_session("first", SessionRequest(
-    prompt="a castle", image=SourceImage(rgb=rgb), height=height, width=width, num_chunks=1, seed=0,
+    prompt=load_tokenizer(Path({model!r}))("a castle"),
+    image=SourceImage(rgb=rgb), height=height, width=width, num_chunks=1, seed=0,
     camera=ScriptedKeys(((frozenset("w"),) * 3,))))
 opened = time.perf_counter()
 def deliver(result):

@@ -18,6 +18,7 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
     SourceImage,
 )
+from vllm_omni.diffusion.models.lingbot_world.tokenizer import load_tokenizer
 
 _TRIMMED = next(variant for variant in VARIANTS if variant.key == "D")
 _SESSION = "bench"
@@ -46,7 +47,7 @@ def ranks_run(
     executor = MultiprocExecutor(config)
     executor.start()
     try:
-        executor.open_session(_SESSION, _request(geometry, chunks))
+        executor.open_session(_SESSION, _request(model, geometry, chunks))
         _chunk(executor, 0)
         before = executor.traffic()
         timings = [_chunk(executor, index) for index in range(1, chunks)]
@@ -75,9 +76,9 @@ def ranks_run(
     }
 
 
-def _request(geometry: VideoGeometry, chunks: int) -> SessionRequest:
+def _request(model: Path, geometry: VideoGeometry, chunks: int) -> SessionRequest:
     return SessionRequest(
-        prompt="a castle above a jungle",
+        prompt=load_tokenizer(model)("a castle above a jungle"),
         image=SourceImage(rgb=np.full((geometry.height, geometry.width, 3), 128, np.uint8)),
         height=geometry.height,
         width=geometry.width,

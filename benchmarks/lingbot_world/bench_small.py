@@ -21,6 +21,7 @@ from vllm_omni.diffusion.messages import (
 )
 from vllm_omni.diffusion.models.lingbot_world.load import read_checkpoint
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
+from vllm_omni.diffusion.models.lingbot_world.tokenizer import load_tokenizer
 from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
@@ -46,7 +47,7 @@ def small_run(model: Path, geometry: VideoGeometry, device: str, chunks: int) ->
     clock = Clock(worker.device)
     facts = read_checkpoint(model, KVCacheConfig())
     with torch.inference_mode():
-        rollout = _rollout(worker, geometry, chunks)
+        rollout = _rollout(worker, model, geometry, chunks)
         attention = _attention(worker, geometry, clock)
         decode = _decode(model, facts.vae, geometry, clock)
     full = rollout["window_full_from_chunk"]
@@ -63,9 +64,11 @@ def small_run(model: Path, geometry: VideoGeometry, device: str, chunks: int) ->
     }
 
 
-def _rollout(worker: Worker, geometry: VideoGeometry, chunks: int) -> dict[str, object]:
+def _rollout(
+    worker: Worker, model: Path, geometry: VideoGeometry, chunks: int
+) -> dict[str, object]:
     request = SessionRequest(
-        prompt="a castle above a jungle",
+        prompt=load_tokenizer(model)("a castle above a jungle"),
         image=SourceImage(rgb=np.full((geometry.height, geometry.width, 3), 128, np.uint8)),
         height=geometry.height,
         width=geometry.width,

@@ -166,7 +166,9 @@ def _engine_client(model: str, chunk_s: float) -> EngineClient:
     supervisor = WorkerSupervisor(
         lambda: TimedExecutor(deployment.config, worker_main=main_of_worker), warm_up=None
     )
-    return EngineClient(deployment, Engine(supervisor, EngineMetrics("probe"), max_queued=1))
+    engine = Engine(supervisor, EngineMetrics("probe"), max_queued=1)
+    tokenize = deployment.model.load_tokenizer(Path(deployment.config.model))
+    return EngineClient(deployment, engine, tokenize)
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.engine_bench import Bench, chunk_indices, wait_until
 from tests.helpers.fake_executor import FakeExecutor, make_request
 from vllm_omni.diffusion.camera_motion import CameraVelocity
+from vllm_omni.diffusion.messages import TokenizedPrompt
 from vllm_omni.engine import scheduler
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.interactions import ControlEvent
@@ -155,14 +156,14 @@ def test_reset_restarts_with_the_current_prompt(bench: Bench):
     executor = bench.executors[0]
     reader = bench.open(num_chunks=None)
     reader.until(ChunkReady)
-    bench.engine.submit(reader.session_id, ControlEvent("p", prompt="night"))
+    bench.engine.submit(reader.session_id, ControlEvent("p", prompt=TokenizedPrompt("night")))
     executor.gate.clear()
     bench.engine.reset(reader.session_id, lambda request: replace(request, seed=7))
     executor.gate.set()
     reader.until(WasReset)
     assert reader.until(ChunkReady).result.chunk_index == 0
     request = executor.requests[reader.session_id]
-    assert (request.prompt, request.seed) == ("night", 7)
+    assert (request.prompt.text, request.seed) == ("night", 7)
     bench.engine.stop(reader.session_id)
     reader.rest()
     assert executor.open_ids == []

@@ -30,7 +30,7 @@ class Deadly(FakeExecutor):
     """Dies when it opens a session whose prompt says so."""
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
-        if request.prompt == "kill":
+        if request.prompt.text == "kill":
             raise WorkerFailedError("rank 0 died")
         super().open_session(session_id, request)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni.diffusion.camera_motion import CameraTarget, CameraVelocity
-from vllm_omni.diffusion.messages import PromptStep
+from vllm_omni.diffusion.messages import PromptStep, TokenizedPrompt
 from vllm_omni.engine import interactions
 from vllm_omni.engine.interactions import (
     MAX_PENDING,
@@ -27,7 +27,7 @@ STILL = CameraVelocity((0.0, 0.0, 0.0), IDENTITY)
 
 
 def make_box(*, live: bool = True, opened_s: float = 0.0) -> InteractionBox:
-    return InteractionBox("start", live_camera=live, opened_s=opened_s)
+    return InteractionBox(TokenizedPrompt("start"), live_camera=live, opened_s=opened_s)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def test_a_held_key_goes_on_until_replaced():
 def test_a_prompt_blends_linearly_over_its_chunks():
     """Weights 1/3, 1/2, 1 applied one after the other are a linear blend."""
     box = make_box()
-    box.submit(ControlEvent("p", prompt="night"), 0.0)
+    box.submit(ControlEvent("p", prompt=TokenizedPrompt("night")), 0.0)
     steps = [fold(box, index, float(index + 1)) for index in range(4)]
     weights = [step.prompt.weight for step in steps[:3]]
     assert weights == [1 / 3, 1 / 2, 1.0]
@@ -93,12 +93,12 @@ def test_a_prompt_blends_linearly_over_its_chunks():
     assert path == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert steps[3].prompt is None
     assert [step.receipt.completed for step in steps] == [(), (), ("p",), ()]
-    assert box.prompt == "night"
+    assert box.prompt.text == "night"
 
 
 def test_zero_transition_chunks_switch_at_once():
     box = make_box()
-    box.submit(ControlEvent("p", prompt="night", transition_chunks=0), 0.0)
+    box.submit(ControlEvent("p", prompt=TokenizedPrompt("night"), transition_chunks=0), 0.0)
     folded = fold(box, 0, 1.0)
     assert folded.prompt.weight == 1.0
     assert folded.receipt.completed == ("p",)
@@ -106,10 +106,10 @@ def test_zero_transition_chunks_switch_at_once():
 
 def test_the_last_of_two_prompts_wins_and_both_get_a_receipt():
     box = make_box()
-    box.submit(ControlEvent("a", prompt="rain"), 0.1)
-    box.submit(ControlEvent("b", prompt="snow", transition_chunks=1), 0.2)
+    box.submit(ControlEvent("a", prompt=TokenizedPrompt("rain")), 0.1)
+    box.submit(ControlEvent("b", prompt=TokenizedPrompt("snow"), transition_chunks=1), 0.2)
     folded = fold(box, 0, 1.0)
-    assert folded.prompt.prompt == "snow"
+    assert folded.prompt.prompt.text == "snow"
     assert folded.receipt.started == ("a", "b")
     assert set(folded.receipt.completed) == {"a", "b"}
 
@@ -117,7 +117,9 @@ def test_the_last_of_two_prompts_wins_and_both_get_a_receipt():
 def test_a_composite_event_is_complete_when_both_parts_are():
     box = make_box()
     target = CameraTarget((0.0, 0.0, 0.3), IDENTITY)
-    box.submit(ControlEvent("c", prompt="night", camera=target, transition_chunks=2), 0.0)
+    box.submit(
+        ControlEvent("c", prompt=TokenizedPrompt("night"), camera=target, transition_chunks=2), 0.0
+    )
     receipts = [fold(box, index, float(index + 1)).receipt for index in range(2)]
     assert receipts[0].active == ("c",)
     assert receipts[0].completed == ()
@@ -136,7 +138,7 @@ def test_camera_events_need_a_live_camera():
     box = make_box(live=False)
     with pytest.raises(InteractionError, match="action_path"):
         box.submit(ControlEvent("e", camera=FORWARD), 0.0)
-    box.submit(ControlEvent("e", prompt="night"), 0.0)
+    box.submit(ControlEvent("e", prompt=TokenizedPrompt("night")), 0.0)
     folded = fold(box, 0, 1.0)
     assert folded.poses is None
     assert folded.prompt is not None
@@ -158,11 +160,16 @@ def test_a_release_is_never_lost_in_a_full_queue():
 def test_a_full_queue_of_one_modality_keeps_its_latest_and_takes_another():
     box = make_box()
     for index in range(MAX_PENDING):
-        box.submit(ControlEvent(f"p{index}", prompt=f"prompt {index}", transition_chunks=0), 0.0)
+        box.submit(
+            ControlEvent(
+                f"p{index}", prompt=TokenizedPrompt(f"prompt {index}"), transition_chunks=0
+            ),
+            0.0,
+        )
     box.submit(ControlEvent("c", camera=FORWARD), 0.0)
     folded = fold(box, 0, 1.0)
     assert folded.prompt is not None
-    assert folded.prompt.prompt == f"prompt {MAX_PENDING - 1}"
+    assert folded.prompt.prompt.text == f"prompt {MAX_PENDING - 1}"
     assert travelled(folded.poses) == [0.05, 0.1, 0.15]
     assert len(folded.receipt.applied) == MAX_PENDING
     assert f"p{MAX_PENDING - 2}" in folded.receipt.completed
@@ -196,7 +203,7 @@ def test_restart_forgets_motion_and_keeps_what_waits():
     box.submit(ControlEvent("w", camera=FORWARD), 0.0)
     fold(box, 0, 1.0)
     box.submit(ControlEvent("l", camera=STILL), 1.2)
-    box.restart("start")
+    box.restart(TokenizedPrompt("start"))
     folded = fold(box, 0, 2.0)
     assert travelled(folded.poses) == [0.0, 0.0, 0.0]
     assert folded.receipt.completed == ("w",)

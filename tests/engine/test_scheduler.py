@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.fake_executor import make_request
-from vllm_omni.diffusion.messages import ChunkResult, GroupCapacity
+from vllm_omni.diffusion.messages import ChunkResult, GroupCapacity, TokenizedPrompt
 from vllm_omni.engine import scheduler as scheduler_module
 from vllm_omni.engine.interactions import ControlEvent
 from vllm_omni.engine.metrics import EngineMetrics
@@ -280,7 +280,7 @@ class TestEnds:
         scheduler.stop(client.session_id, StopCause.ASKED)
         assert isinstance(scheduler.next_task(), EndTask)
         with pytest.raises(SessionClosedError):
-            scheduler.submit(client.session_id, ControlEvent("e", prompt="night"))
+            scheduler.submit(client.session_id, ControlEvent("e", prompt=TokenizedPrompt("night")))
         with pytest.raises(SessionClosedError):
             scheduler.reset(client.session_id, lambda request: request)
         scheduler.stop(client.session_id)
@@ -319,11 +319,11 @@ def test_who_could_have_a_place_only_on_a_removed_replica_does_not_block_the_lin
 def test_events_fold_into_the_chunk_and_resets_go_first():
     scheduler = make_scheduler()
     client = place(scheduler)
-    scheduler.submit(client.session_id, ControlEvent("p", prompt="night"))
+    scheduler.submit(client.session_id, ControlEvent("p", prompt=TokenizedPrompt("night")))
     scheduler.reset(client.session_id, lambda request: request)
     task = scheduler.next_task()
     assert isinstance(task, RestartTask)
-    assert task.request.prompt == "night"
+    assert task.request.prompt.text == "night"
     scheduler.restarted(task)
     scheduler.task_done(task.session)
     assert make_chunk(scheduler).receipt.started == ("p",)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.golden import load_set, requires_golden
 from vllm_omni.diffusion.camera_motion import CameraMotion, CameraTarget, CameraVelocity
+from vllm_omni.diffusion.messages import TokenizedPrompt
 from vllm_omni.engine.interactions import ControlEvent, InteractionBox, SteeredCamera
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
@@ -38,7 +39,7 @@ def test_poses_and_events_match_golden():
         "t1": target(0.1),
     }
     # An event that comes with the boundary falls behind the last frame and is clamped to it.
-    box = InteractionBox("a harbour", live_camera=True, opened_s=0.0)
+    box = InteractionBox(TokenizedPrompt("a harbour"), live_camera=True, opened_s=0.0)
     for chunk in range(5):
         for name, at in (("v1", 2), ("t1", 3)):
             if chunk == at:

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from tests.helpers.fake_executor import FakeExecutor
-from vllm_omni.diffusion.geometry import VideoGeometry
+from tests.helpers.fake_executor import FakeExecutor, make_request
 from vllm_omni.engine.supervisor import MAX_RESTARTS, WorkerSupervisor
 from vllm_omni.errors import (
     CheckpointError,
@@ -19,10 +18,12 @@ from vllm_omni.errors import (
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
+WARM_UP = make_request()
+
 
 def test_warm_up_fills_the_window_and_rolls_it_once():
     executor = FakeExecutor()
-    supervisor = WorkerSupervisor(lambda: executor, warm_up=VideoGeometry(64, 96))
+    supervisor = WorkerSupervisor(lambda: executor, warm_up=WARM_UP)
     supervisor.start()
     # A window of 9 latent frames is 3 chunks; two more make it roll.
     assert [plan.chunk_index for plan in executor.plans] == [0, 1, 2, 3, 4]
@@ -31,7 +32,7 @@ def test_warm_up_fills_the_window_and_rolls_it_once():
 
 def test_each_chunk_of_the_warm_up_is_logged(caplog):
     caplog.set_level("INFO", "vllm_omni")
-    WorkerSupervisor(FakeExecutor, warm_up=VideoGeometry(64, 96)).start()
+    WorkerSupervisor(FakeExecutor, warm_up=WARM_UP).start()
     said = [record.getMessage() for record in caplog.records]
     assert [line for line in said if line.startswith("warm-up")] == [
         f"warm-up: chunk {number} of 5" for number in range(1, 6)
@@ -40,7 +41,7 @@ def test_each_chunk_of_the_warm_up_is_logged(caplog):
 
 def test_a_group_that_comes_up_after_the_end_is_not_warmed_up():
     executor = FakeExecutor()
-    supervisor = WorkerSupervisor(lambda: executor, warm_up=VideoGeometry(64, 96))
+    supervisor = WorkerSupervisor(lambda: executor, warm_up=WARM_UP)
     bring_up = executor.start
 
     def start():
@@ -93,9 +94,7 @@ class Broken(FakeExecutor):
 def test_a_group_that_fails_to_start_again_is_retried(broken: Broken):
     made = iter([FakeExecutor(), broken, FakeExecutor()])
     slept: list[float] = []
-    supervisor = WorkerSupervisor(
-        lambda: next(made), warm_up=VideoGeometry(64, 96), sleep=slept.append
-    )
+    supervisor = WorkerSupervisor(lambda: next(made), warm_up=WARM_UP, sleep=slept.append)
     supervisor.start()
     assert supervisor.relaunch().sessions == 1
     assert slept == [0.5, 1.0]
@@ -119,7 +118,7 @@ def test_a_failed_start_leaves_no_workers_while_its_error_is_held(
     error: BaseException, in_warm_up: bool
 ):
     broken = Broken(error, in_warm_up=in_warm_up)
-    supervisor = WorkerSupervisor(lambda: broken, warm_up=VideoGeometry(64, 96))
+    supervisor = WorkerSupervisor(lambda: broken, warm_up=WARM_UP)
     with pytest.raises(type(error)):
         supervisor.start()
     assert broken.shut_down == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import generate_latest
 
-from tests.helpers.local_server import tiny_deployment
+from tests.helpers.http_server import tiny_deployment
 from vllm_omni.diffusion.messages import OutputKind
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.errors import InvalidRequestError

@@ -13,7 +13,8 @@ from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder, prepare_image
 from vllm_omni.diffusion.models.lingbot_world.load import load_vae, read_checkpoint
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_float, to_uint8
-from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
+from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder, padded
+from vllm_omni.diffusion.models.lingbot_world.tokenizer import load_tokenizer
 from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, Columns
 from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard, GroupExchange
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
@@ -27,11 +28,14 @@ _MOST_CHUNKS = 64
 
 def text(job: Job) -> list[Run]:
     """Token ids, mask and embedding of a prompt; ``embeds/N`` are the first N rows of it."""
-    encoder = TextEncoder.load(_checkpoint(job), dtype=job.dtype(), device=_CPU)
+    checkpoint = _checkpoint(job)
+    tokenize = load_tokenizer(checkpoint)
+    encoder = TextEncoder.load(checkpoint, dtype=job.dtype(), device=_CPU)
     prompt = normalise_prompt(job.archive.text(job.keys.text("text")))
     job.keys.done()
-    ids, mask = encoder.tokenize(prompt)
-    embedded = encoder.embed(prompt)
+    tokens = tokenize(prompt).ids
+    ids, mask = padded(tokens)
+    embedded = encoder.embed(tokens)
     made = {"input_ids": ids, "attention_mask": mask}
     for name in job.wanted - set(made):
         kind, (rows,) = _numbered(name)

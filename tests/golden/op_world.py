@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from tests.golden.recipe import DTYPES, Job, Keys, Run
 from vllm_omni.config.resolve import resolve
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, SPATIAL_FACTOR
-from vllm_omni.diffusion.messages import ChunkPlan, SessionRequest
+from vllm_omni.diffusion.messages import ChunkPlan, SessionRequest, TokenizedPrompt
 from vllm_omni.diffusion.models.lingbot_world.camera import create_camera_track
 from vllm_omni.diffusion.models.lingbot_world.chunk import DMD_LABELS, draw_noise
+from vllm_omni.diffusion.models.lingbot_world.tokenizer import load_tokenizer
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.diffusion.worker.worker import Worker
@@ -89,7 +91,7 @@ class _Request:
         keys.done()
         given["prompt"] = archive.text(given["prompt"])
         policy = RequestPolicy(LINGBOT_WORLD.limits, action_root=str(archive.root))
-        door = Door(policy, lambda _: None, load_image, {})
+        door = Door(policy, lambda _: None, load_image, TokenizedPrompt, {})
         checked = door.check({**given, "image": archive.picture(given["image"])})
         return cls(door.complete(checked, door.picture(checked.image)))
 
@@ -104,6 +106,7 @@ class _Rollouts:
     def __init__(self, config: OmniDiffusionConfig, job: Job) -> None:
         rank = job.parallel.control.rank
         self.worker = Worker(config, local_rank=rank, parallel=job.parallel)
+        self.tokenize = load_tokenizer(Path(config.model))
         self.wanted = job.wanted
 
     def run(
@@ -120,7 +123,8 @@ class _Rollouts:
             raise RecipeError(f"order {turns} goes beyond the chunks of the sessions: {lengths}")
         made: dict[str, _Parts] = {name: _Parts() for name in requests}
         for name, each in requests.items():
-            self.worker.open_session(name, each.request)
+            prompt = self.tokenize(each.request.prompt.text)
+            self.worker.open_session(name, replace(each.request, prompt=prompt))
         for name in turns:
             made[name].add(self.worker, name, requests[name])
         results = {name: self._results(requests[name], made[name]) for name in set(turns)}

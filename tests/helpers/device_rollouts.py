@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tests.helpers.tiny import tiny_prompt
 from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.executor import create_executor
 from vllm_omni.diffusion.geometry import VideoGeometry
@@ -31,7 +32,7 @@ SWITCH = 3
 def request_of(geometry):
     keys = ((frozenset("w"), frozenset("l"), frozenset()),) * CHUNKS
     return SessionRequest(
-        prompt="a road", image=SourceImage(rgb=np.full((64, 96, 3), 90, np.uint8)),
+        prompt=tiny_prompt("a road"), image=SourceImage(rgb=np.full((64, 96, 3), 90, np.uint8)),
         height=geometry.height, width=geometry.width, num_chunks=CHUNKS, seed=3,
         camera=ScriptedKeys(keys), output=OutputKind.LATENT, generator_device="cpu",
     )  # fmt: skip
@@ -54,7 +55,7 @@ def roll(config, sizes):
     for size in sizes:
         executor.open_session(str(size), request_of(size))
     for index in range(CHUNKS):
-        prompt = PromptStep("a river", 0.5) if index == SWITCH else None
+        prompt = PromptStep(tiny_prompt("a river"), 0.5) if index == SWITCH else None
         for name, latents in made.items():
             plan = ChunkPlan(name, index, prompt=prompt)
             executor.run_chunk(plan, lambda r, kept=latents: kept.append(r.data.copy()))

@@ -1,12 +1,14 @@
 """A checkpoint with all its files and without weights, for code that loads none."""
 
 import json
+import shutil
 from pathlib import Path
+
+from vllm_omni.tools.tiny_checkpoint import TEMPLATE_DIR
 
 _SMALL_FILES = (
     "vae/config.json",
     "text_encoder/config.json",
-    "tokenizer/tokenizer.json",
     "scheduler/scheduler_config.json",
 )
 _WEIGHTS = (
@@ -25,6 +27,7 @@ def write_fake_checkpoint(
         (directory / part).mkdir(parents=True)
     for file in _SMALL_FILES:
         (directory / file).write_text("{}")
+    shutil.copy(TEMPLATE_DIR / "tokenizer/tokenizer.json", directory / "tokenizer")
     for file in _WEIGHTS:
         (directory / file).write_bytes(_NO_TENSORS)
     (directory / "model_index.json").write_text(json.dumps({"_class_name": class_name}))

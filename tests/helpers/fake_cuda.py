@@ -34,6 +34,7 @@ from vllm_omni.diffusion.messages import (
     ScriptedKeys,
     SessionRequest,
     SourceImage,
+    TokenizedPrompt,
 )
 from vllm_omni.diffusion.models.interface import memory_needs
 from vllm_omni.diffusion.models.lingbot_world import camera, load
@@ -202,7 +203,8 @@ def rollout(checkpoint):
         geometry=VideoGeometry(64, 96),
     )  # fmt: skip
     request = SessionRequest(
-        prompt="a road", image=SourceImage(rgb=np.full((64, 96, 3), 90, np.uint8)), height=64,
+        prompt=TokenizedPrompt("a road"), height=64,
+        image=SourceImage(rgb=np.full((64, 96, 3), 90, np.uint8)),
         width=96, num_chunks=CHUNKS, seed=3, output=OutputKind.UINT8, generator_device="cpu",
         camera=ScriptedKeys(((frozenset("w"), frozenset("l"), frozenset()),) * CHUNKS),
     )  # fmt: skip
@@ -215,7 +217,7 @@ def rollout(checkpoint):
             for index in range(CHUNKS):
                 transfers.counts.clear()
                 transfers.same = index >= FIXED
-                prompt = PromptStep("a river", 0.5) if index == SWITCH else None
+                prompt = PromptStep(TokenizedPrompt("a river"), 0.5) if index == SWITCH else None
                 made.run_chunk(ChunkPlan("s", index, prompt=prompt), results.append)
                 counted.append(dict(transfers.counts))
     return counted

@@ -15,6 +15,7 @@ from vllm_omni.diffusion.messages import (
     LiveCamera,
     SessionRequest,
     SourceImage,
+    TokenizedPrompt,
 )
 from vllm_omni.errors import OutOfKVMemoryError, SessionClosedError, WorkerFailedError
 
@@ -30,7 +31,8 @@ def make_request(**changes: object) -> SessionRequest:
         "seed": 1,
         "camera": LiveCamera(),
     }
-    return SessionRequest(**(fields | changes))
+    fields |= changes
+    return SessionRequest(**fields | {"prompt": TokenizedPrompt(fields["prompt"])})
 
 
 class FakeExecutor:

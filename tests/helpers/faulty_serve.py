@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ from vllm_omni.diffusion.worker.process import WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics
-from vllm_omni.engine.supervisor import WorkerSupervisor
+from vllm_omni.engine.supervisor import WorkerSupervisor, warm_up_request
 from vllm_omni.entrypoints.cli import main as command_line
 from vllm_omni.entrypoints.engine_client import EngineClient
 
@@ -64,8 +65,8 @@ def _install(patch: pytest.MonkeyPatch) -> None:
     open_session, denoise_chunk = made.open_session, made.denoise_chunk
 
     def opening(self, session_id, request):
-        prompts[session_id] = request.prompt
-        running[0] = (request.prompt, 0)
+        prompts[session_id] = request.prompt.text
+        running[0] = (request.prompt.text, 0)
         return open_session(self, session_id, request)
 
     def denoising(self, session, plan):
@@ -99,12 +100,13 @@ def _create(
     _cls: type[EngineClient], deployment: ResolvedDeployment, *, model_name: str, warm_up: bool
 ) -> EngineClient:
     config = deployment.config
+    tokenize = deployment.model.load_tokenizer(Path(config.model))
     supervisor = WorkerSupervisor(
         lambda: MultiprocExecutor(config, worker_main=faulty_worker),
-        warm_up=config.geometry if warm_up else None,
+        warm_up=warm_up_request(config.geometry, tokenize("warm-up")) if warm_up else None,
     )
     engine = Engine(supervisor, EngineMetrics(model_name), max_queued=config.max_queued)
-    return EngineClient(deployment, engine)
+    return EngineClient(deployment, engine, tokenize)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from tests.helpers.tiny import tiny_checkpoint_dir
+from tests.helpers.tiny import tiny_checkpoint_dir, tiny_prompt
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.executor import Executor
@@ -74,7 +74,7 @@ async def running_server(
     """Serve until the block ends; then everything is closed."""
     supervisor = WorkerSupervisor(executor, warm_up=None, sleep=lambda _: None)
     engine = Engine(supervisor, EngineMetrics(NAME), max_queued=max_queued)
-    client = EngineClient(deployment or tiny_deployment(), engine)
+    client = EngineClient(deployment or tiny_deployment(), engine, tiny_prompt)
     state = ServerState(client, config or ServerConfig((NAME,)))
     listener = socket.create_server(("127.0.0.1", 0))
     server = _Server(uvicorn.Config(create_app(state), log_level="warning"))

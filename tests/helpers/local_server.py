@@ -19,6 +19,7 @@ import uvicorn
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.loopback import OnLoopback
+from tests.helpers.tiny import tiny_prompt
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.engine.engine import Engine
@@ -87,7 +88,7 @@ class LocalServer(OnLoopback):
         generations = iter(self.executors)
         supervisor = WorkerSupervisor(lambda: next(generations), warm_up=None, sleep=lambda _: None)
         self.engine = Engine(supervisor, EngineMetrics(MODEL), max_queued=setup.max_queued)
-        client = EngineClient(tiny_deployment(), self.engine)
+        client = EngineClient(tiny_deployment(), self.engine, tiny_prompt)
         self.state = ServerState(client, setup.config, images=setup.images)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]

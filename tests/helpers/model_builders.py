@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from tests.helpers.tiny import tiny_config
+from tests.helpers.tiny import tiny_config, tiny_prompt
 from vllm_omni.diffusion.attention.backend import AttentionBackend, create_attention_backend
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
@@ -185,7 +185,7 @@ def keys_request(
     script = tuple(tuple(keys[(seed + c + f) % 4] for f in range(3)) for c in range(num_chunks))
     rgb = np.random.default_rng(seed).integers(0, 256, (40, 56, 3), dtype=np.uint8)
     return SessionRequest(
-        prompt=prompt,
+        prompt=tiny_prompt(prompt),
         image=SourceImage(rgb=rgb),
         height=geometry.height,
         width=geometry.width,

@@ -9,6 +9,7 @@ import sys
 
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.local_server import MODEL, tiny_deployment
+from tests.helpers.tiny import tiny_prompt
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics
@@ -27,7 +28,7 @@ def serve(port: int) -> int:
     supervisor = WorkerSupervisor(lambda: executor, warm_up=None)
     engine = Engine(supervisor, EngineMetrics(MODEL), max_queued=4)
     config = ServerConfig((MODEL,))
-    state = ServerState(EngineClient(tiny_deployment(), engine), config)
+    state = ServerState(EngineClient(tiny_deployment(), engine, tiny_prompt), config)
     app = create_app(state, Timers(stall=2.0, poll=0.1))
     server = EngineServer(uvicorn_config(app, config), state)
     server.run(sockets=[socket.create_server(("127.0.0.1", port))])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from vllm_omni.diffusion.messages import SessionRequest
+from vllm_omni.diffusion.messages import SessionRequest, TokenizedPrompt
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.inputs.door import Door
@@ -32,7 +32,7 @@ def parse(prompt=None, policy=POLICY, unbounded=None, **values) -> SessionReques
     params = OmniDiffusionSamplingParams(**SIZE, num_frames=9)
     for name, value in values.items():
         setattr(params, name, value)
-    door = Door(policy, lambda _: None, load_image, NAMES)
+    door = Door(policy, lambda _: None, load_image, TokenizedPrompt, NAMES)
     given = rollout_fields(PROMPT if prompt is None else prompt, params)
     request = door.check(given | {"unbounded": unbounded})
     return door.complete(request, door.picture(request.image))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.sessions import small_request
+from tests.helpers.tiny import tiny_prompt
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic, ParallelState
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
@@ -14,7 +15,10 @@ from vllm_omni.diffusion.worker.worker import Worker
 
 NUM_CHUNKS = 8
 """The tiny window of nine latent frames is full after three chunks and rolls from then on."""
-PROMPTS = {3: PromptStep("a frozen lake", 0.5), 4: PromptStep("a frozen lake", 1.0)}
+PROMPTS = {
+    3: PromptStep(tiny_prompt("a frozen lake"), 0.5),
+    4: PromptStep(tiny_prompt("a frozen lake"), 1.0),
+}
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tests.helpers.tiny import tiny_prompt
 from vllm_omni.diffusion.executor import Executor
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
@@ -30,7 +31,7 @@ def small_request(
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     keys = tuple((frozenset(KEYS[chunk % len(KEYS)]),) * 3 for chunk in range(num_chunks))
     return SessionRequest(
-        prompt=prompt,
+        prompt=tiny_prompt(prompt),
         image=SourceImage(rgb=noise),
         height=height,
         width=width,

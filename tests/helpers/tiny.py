@@ -6,7 +6,9 @@ from pathlib import Path
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.tools.tiny_checkpoint import write_tiny_checkpoint
+from vllm_omni.diffusion.messages import TokenizedPrompt
+from vllm_omni.diffusion.models.lingbot_world.tokenizer import PromptTokenizer, load_tokenizer
+from vllm_omni.tools.tiny_checkpoint import TEMPLATE_DIR, write_tiny_checkpoint
 
 
 @cache
@@ -18,6 +20,16 @@ def _scratch() -> tempfile.TemporaryDirectory:
 def tiny_checkpoint_dir() -> Path:
     """Directory of a freshly written tiny checkpoint. Treat it as read-only."""
     return write_tiny_checkpoint(Path(_scratch().name) / "tiny-lingbot-world")
+
+
+@cache
+def _tokenizer() -> PromptTokenizer:
+    return load_tokenizer(TEMPLATE_DIR)
+
+
+def tiny_prompt(text: str) -> TokenizedPrompt:
+    """A prompt as the tiny checkpoint reads it."""
+    return _tokenizer()(text)
 
 
 def tiny_config(executor: str = "inline", **changes: object) -> OmniDiffusionConfig:

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from vllm_omni.diffusion.camera_motion import CameraTarget, CameraVelocity
+from vllm_omni.diffusion.messages import TokenizedPrompt
 from vllm_omni.errors import InteractionError, InvalidRequestError
 from vllm_omni.inputs.checking import validate
 from vllm_omni.inputs.interaction import Interaction, control_event, parse_camera_payload
@@ -64,14 +65,14 @@ def test_payloads_that_cannot_be_used_name_their_field(payload, field, message):
 
 
 def read(raw, modalities=("prompt", "camera")):
-    return control_event(validate(Interaction, raw), modalities)
+    return control_event(validate(Interaction, raw), modalities, TokenizedPrompt)
 
 
 def test_an_event_changes_what_it_holds():
     walk = {"mode": "velocity", "data": {"translation": [0, 0, 1]}}
     both = {"prompt": " a  b ", "multi_modal_data": {"camera": walk}}
     event = read({"event_id": "e", "event": both, "transition_chunks": 2})
-    assert (event.event_id, event.prompt, event.transition_chunks) == ("e", "a b", 2)
+    assert (event.event_id, event.prompt.text, event.transition_chunks) == ("e", "a b", 2)
     assert event.camera == CameraVelocity((0.0, 0.0, 1.0), IDENTITY)
     assert event.modalities == {"prompt", "camera"}
     assert read({"event": {"prompt": "a"}}).modalities == {"prompt"}

@@ -32,7 +32,7 @@ def test_a_request_with_everything():
         generator_device="cpu",
         extra_args={"flow_shift": 3, "camera_action_script": [[["W"], ["w", "D"], []]] * 2},
     )
-    assert request.prompt == "A quiet harbour."
+    assert request.prompt.text == "A quiet harbour."
     assert (request.height, request.width, request.num_chunks) == (64, 96, 2)
     assert (request.seed, request.fps, request.flow_shift) == (7, 24.0, 3.0)
     assert request.output is OutputKind.LATENT
@@ -208,7 +208,7 @@ def test_parameters_that_are_refused(name, value, match):
 def test_long_prompts_pass_up_to_a_bound_that_no_tokenizer_fears():
     """Truncation at 512 tokens belongs to the tokenizer."""
     words = "word " * (MAX_PROMPT_CHARS // 5)
-    assert parse(prompt=PROMPT | {"prompt": words}).prompt == words.strip()
+    assert parse(prompt=PROMPT | {"prompt": words}).prompt.text == words.strip()
     refused("must have at most 32768 characters", "prompt", prompt=PROMPT | {"prompt": words * 2})
 
 

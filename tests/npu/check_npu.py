@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers.sessions import make_rollout, small_request
-from tests.helpers.tiny import tiny_config
+from tests.helpers.tiny import tiny_config, tiny_prompt
 from tests.npu import python_device
 from tests.npu_sim.operators import BODIES
 from vllm_omni.diffusion.attention import npu_fusion
@@ -34,7 +34,7 @@ def latents(device_type: str, **changes) -> list[np.ndarray]:
     executor = InlineExecutor(tiny_config(device=device_type, dtype="bfloat16", **changes))
     executor.start()
     request = small_request(num_chunks=CHUNKS, output=OutputKind.LATENT)
-    prompts = {1: PromptStep("a frozen lake", 1.0)}
+    prompts = {1: PromptStep(tiny_prompt("a frozen lake"), 1.0)}
     made = make_rollout(executor, replace(request, generator_device="cpu"), prompts=prompts)
     executor.shutdown()
     return made

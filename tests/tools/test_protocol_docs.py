@@ -11,6 +11,7 @@ import pytest
 from docs.reference import protocol_docs
 from tests.helpers.requests import parse
 from vllm_omni.diffusion.camera_motion import MOVE_STEP, CameraMotion
+from vllm_omni.diffusion.messages import TokenizedPrompt
 from vllm_omni.engine.interactions import ControlEvent, InteractionBox, SteeredCamera
 from vllm_omni.entrypoints.server import protocol
 from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
@@ -101,17 +102,17 @@ def test_the_steps_are_those_of_the_web_page():
 
 
 def test_an_acknowledged_event_id_stays_taken_and_a_refused_one_does_not():
-    box = InteractionBox("a", live_camera=True, opened_s=0.0)
-    box.submit(ControlEvent("e", prompt="b"), 0.0)
+    box = InteractionBox(TokenizedPrompt("a"), live_camera=True, opened_s=0.0)
+    box.submit(ControlEvent("e", prompt=TokenizedPrompt("b")), 0.0)
     box.plan("s", 0, 1.0)
-    box.restart("a")
+    box.restart(TokenizedPrompt("a"))
     with pytest.raises(EventConflictError):
-        box.submit(ControlEvent("e", prompt="c"), 1.0)
-    scripted = InteractionBox("a", live_camera=False, opened_s=0.0)
+        box.submit(ControlEvent("e", prompt=TokenizedPrompt("c")), 1.0)
+    scripted = InteractionBox(TokenizedPrompt("a"), live_camera=False, opened_s=0.0)
     walk = parse_camera_payload(walking_payloads()["walk on"])
     with pytest.raises(InteractionError):
         scripted.submit(ControlEvent("e", camera=walk), 0.0)
-    scripted.submit(ControlEvent("e", prompt="b"), 0.0)
+    scripted.submit(ControlEvent("e", prompt=TokenizedPrompt("b")), 0.0)
 
 
 def test_misspelt_fields_are_ignored_where_the_page_says_so_and_refused_elsewhere():
@@ -129,7 +130,9 @@ def test_misspelt_fields_are_ignored_where_the_page_says_so_and_refused_elsewher
         protocol.parse_start(json.dumps(message | codec)).rollout_fields()
     with pytest.raises(InteractionError, match="camra"):
         control_event(
-            validate(Interaction, {"event": {"multi_modal_data": {"camra": {}}}}), ("camera",)
+            validate(Interaction, {"event": {"multi_modal_data": {"camra": {}}}}),
+            ("camera",),
+            TokenizedPrompt,
         )
     with pytest.raises(InteractionError, match="moode"):
         parse_camera_payload({"moode": "velocity", "data": {}})

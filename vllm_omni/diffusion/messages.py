@@ -37,6 +37,19 @@ class SourceImage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt as a client wrote it, and as the model reads it.
+
+    Attributes:
+        text: whitespace already normalised.
+        ids: of its tokens, without padding; none where the model reads the text itself.
+    """
+
+    text: str
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedCamera:
     """A recorded path: one camera-to-world pose and one intrinsics row per pixel frame.
 
@@ -69,14 +82,13 @@ class SessionRequest:
     """A validated request for one session.
 
     Attributes:
-        prompt: whitespace already normalised.
         num_chunks: length of the rollout, ``None`` until stopped.
         flow_shift: of this request, ``None`` for the model's.
         fps: playback rate in pixel frames per second; the time base of interactions.
         generator_device: where noise is drawn, ``None`` for the model's device.
     """
 
-    prompt: str
+    prompt: TokenizedPrompt
     image: SourceImage
     height: int
     width: int
@@ -101,7 +113,7 @@ class PromptStep:
     A linear blend over n chunks is the weights 1/n, 1/(n-1), ..., 1; a weight of 1 lands exactly.
     """
 
-    prompt: str
+    prompt: TokenizedPrompt
     weight: float
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni.diffusion.data import DiffusionParallelConfig
-from vllm_omni.diffusion.messages import SourceImage
+from vllm_omni.diffusion.messages import SourceImage, TokenizedPrompt
 from vllm_omni.errors import CheckpointError
 from vllm_omni.inputs.request import RequestLimits
 from vllm_omni.model_extras import get_model_class_name
@@ -34,6 +34,8 @@ class ModelEntry:
             degrees that it does not run with, before a worker starts; loads no torch.
         picture: place of the function that decodes a first picture; loads no torch.
         loader: place of the function that makes the pipeline of one rank.
+        tokenizer: place of the function that makes, of a checkpoint directory, the function that
+            tokenizes prompts; loads no torch. ``None`` for a model that reads texts.
         preload: modules that worker processes share when they are loaded once, before the fork.
     """
 
@@ -44,6 +46,7 @@ class ModelEntry:
     checkpoint_check: str
     picture: str
     loader: str
+    tokenizer: str | None = None
     preload: tuple[str, ...] = ()
 
     def check_checkpoint(self, directory: Path, parallel: DiffusionParallelConfig) -> None:
@@ -63,6 +66,14 @@ class ModelEntry:
         """
         return _imported(self.picture)(source)
 
+    def load_tokenizer(self, directory: Path) -> Callable[[str], TokenizedPrompt]:
+        """Load what prompts are tokenized with. Any thread may call it; it takes milliseconds.
+
+        Raises:
+            CheckpointError: if the directory holds nothing that can be used.
+        """
+        return TokenizedPrompt if self.tokenizer is None else _imported(self.tokenizer)(directory)
+
     def load_loader(self) -> Callable[..., Any]:
         """Import the function that makes a pipeline."""
         return _imported(self.loader)
@@ -78,6 +89,7 @@ LINGBOT_WORLD = ModelEntry(
     checkpoint_check="vllm_omni.diffusion.models.lingbot_world.config:check_checkpoint",
     picture="vllm_omni.inputs.picture:load_image",
     loader="vllm_omni.diffusion.models.lingbot_world.load:load_pipeline",
+    tokenizer="vllm_omni.diffusion.models.lingbot_world.tokenizer:load_tokenizer",
     preload=("vllm_omni.diffusion.models.lingbot_world.load",),
 )
 MODELS = {entry.class_name: entry for entry in (LINGBOT_WORLD,)}

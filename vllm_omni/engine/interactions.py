@@ -14,7 +14,7 @@ from jaxtyping import Float64
 
 from vllm_omni.diffusion.camera_motion import CameraMotion, CameraTarget
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
-from vllm_omni.diffusion.messages import ChunkPlan, PromptStep
+from vllm_omni.diffusion.messages import ChunkPlan, PromptStep, TokenizedPrompt
 from vllm_omni.errors import EventConflictError, InteractionError
 from vllm_omni.inputs.interaction import ControlEvent
 
@@ -129,7 +129,7 @@ class SteeredCamera:
 @dataclass(frozen=True, slots=True)
 class _PromptTransition:
     event_id: str
-    prompt: str
+    prompt: TokenizedPrompt
     remaining_chunks: int
 
 
@@ -143,7 +143,7 @@ class InteractionBox:
         opened_s: when the session began.
     """
 
-    def __init__(self, prompt: str, *, live_camera: bool, opened_s: float) -> None:
+    def __init__(self, prompt: TokenizedPrompt, *, live_camera: bool, opened_s: float) -> None:
         self._live_camera = live_camera
         self._seen: dict[str, None] = {}
         self._pending: list[tuple[ControlEvent, float]] = []
@@ -156,7 +156,7 @@ class InteractionBox:
         self._running: dict[str, frozenset[str]] = {}
 
     @property
-    def prompt(self) -> str:
+    def prompt(self) -> TokenizedPrompt:
         """The prompt that the world follows, moves towards, or will at the next boundary."""
         waiting = (event.prompt for event, _ in reversed(self._pending))
         return next((prompt for prompt in waiting if prompt is not None), self._prompt)
@@ -209,7 +209,7 @@ class InteractionBox:
         )
         return ChunkPlan(session_id, chunk_index, poses=poses, prompt=step), receipt
 
-    def restart(self, prompt: str) -> None:
+    def restart(self, prompt: TokenizedPrompt) -> None:
         """Forget camera and transitions; events that wait stay, ids stay taken.
 
         Events that were running are reported as completed with the next chunk.

@@ -15,6 +15,7 @@ from vllm_omni.diffusion.messages import (
     OutputKind,
     SessionRequest,
     SourceImage,
+    TokenizedPrompt,
 )
 from vllm_omni.errors import CheckpointError, ConfigError, OmniError, WorkerFailedError
 from vllm_omni.logger import get_logger
@@ -32,7 +33,8 @@ class WorkerSupervisor:
 
     Args:
         make_executor: makes a group that is not started; called once per generation.
-        warm_up: size to warm up at before the group counts as ready; ``None`` for none.
+        warm_up: of which chunks are made before the group counts as ready, with a live camera;
+            ``None`` for none.
         sleep: waits between restarts; by default until the time is over or the group is shut down.
     """
 
@@ -40,7 +42,7 @@ class WorkerSupervisor:
         self,
         make_executor: Callable[[], Executor],
         *,
-        warm_up: VideoGeometry | None,
+        warm_up: SessionRequest | None,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._make_executor = make_executor
@@ -134,24 +136,24 @@ class WorkerSupervisor:
         self._restarts_s.append(now)
 
     @staticmethod
-    def _run_warm_up(executor: Executor, ready: GroupCapacity, geometry: VideoGeometry) -> None:
+    def _run_warm_up(executor: Executor, ready: GroupCapacity, request: SessionRequest) -> None:
         started = time.monotonic()
         plans = _warm_up_plans(ready)
-        executor.open_session(_WARM_UP_ID, _warm_up_request(geometry))
+        executor.open_session(_WARM_UP_ID, request)
         for number, plan in enumerate(plans, 1):
             logger.info("warm-up: chunk %d of %d", number, len(plans))
             executor.run_chunk(plan, lambda _: None)
         executor.close_session(_WARM_UP_ID)
         logger.info(
             "warmed up %d chunks at %s in %.1f s",
-            *(len(plans), geometry, time.monotonic() - started),
+            *(len(plans), request.geometry, time.monotonic() - started),
         )
 
 
-def _warm_up_request(geometry: VideoGeometry) -> SessionRequest:
+def warm_up_request(geometry: VideoGeometry, prompt: TokenizedPrompt) -> SessionRequest:
     """A grey picture and a still camera at a configured size."""
     return SessionRequest(
-        prompt="warm-up",
+        prompt=prompt,
         image=SourceImage(rgb=np.full((geometry.height, geometry.width, 3), 127, np.uint8)),
         height=geometry.height,
         width=geometry.width,

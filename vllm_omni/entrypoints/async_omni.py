@@ -150,8 +150,14 @@ class AsyncOmni:
         """
         if request_id not in self._session_ids:
             raise SessionClosedError(f"no request {request_id!r} is running")
-        event = control_event(validate(Interaction, interaction), self._client.model.modalities)
-        self._client.engine.submit(self._session_ids[request_id], event)
+        session_id = self._session_ids[request_id]
+        event = await asyncio.to_thread(
+            control_event,
+            validate(Interaction, interaction),
+            self._client.model.modalities,
+            self._client.tokenize,
+        )
+        self._client.engine.submit(session_id, event)
         return event.event_id
 
     def shutdown(self) -> None:

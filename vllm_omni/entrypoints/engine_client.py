@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from prometheus_client import PlatformCollector, ProcessCollector
 
@@ -11,22 +12,23 @@ from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.diffusion.data import OmniDiffusionConfig, ReplicaConfig, SamplingDefaults
 from vllm_omni.diffusion.executor import connect, create_executor
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.messages import OutputKind
+from vllm_omni.diffusion.messages import OutputKind, TokenizedPrompt
 from vllm_omni.diffusion.registry import ModelEntry
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.growth import Growth
 from vllm_omni.engine.metrics import EngineMetrics
-from vllm_omni.engine.supervisor import WorkerSupervisor
+from vllm_omni.engine.supervisor import WorkerSupervisor, warm_up_request
 from vllm_omni.inputs.door import Door
 from vllm_omni.inputs.request import RequestPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class EngineClient:
-    """A deployment and its engine."""
+    """A deployment, its engine, and what prompts are tokenized with, beside the loop of chunks."""
 
     deployment: ResolvedDeployment
     engine: Engine
+    tokenize: Callable[[str], TokenizedPrompt]
 
     @classmethod
     def create(
@@ -40,15 +42,19 @@ class EngineClient:
             model_name: label of the metrics.
             warm_up: whether to warm up before the engine is ready, at the configured size or, where
                 blocks are compiled, at the one that they are compiled for.
+
+        Raises:
+            CheckpointError: if prompts cannot be tokenized.
         """
         config = deployment.config
+        tokenize = deployment.model.load_tokenizer(Path(config.model))
+        size = _warm_up_size(config) if warm_up else None
+        request = None if size is None else warm_up_request(size, tokenize("warm-up"))
         connect(config)
 
         def supervisor_of(replica: int) -> WorkerSupervisor:
             own = config.of_replica(replica)
-            return WorkerSupervisor(
-                lambda: create_executor(own), warm_up=_warm_up_size(config) if warm_up else None
-            )
+            return WorkerSupervisor(lambda: create_executor(own), warm_up=request)
 
         metrics = EngineMetrics(model_name, by_replica=config.replicas.most > 1)
         ProcessCollector(registry=metrics.registry)
@@ -59,7 +65,7 @@ class EngineClient:
             max_queued=config.max_queued,
             growth=_growth(config.replicas, supervisor_of),
         )
-        return cls(deployment, engine)
+        return cls(deployment, engine, tokenize)
 
     @property
     def model(self) -> ModelEntry:
@@ -84,7 +90,9 @@ class EngineClient:
             array_output=OutputKind.UINT8 if streaming else OutputKind.FLOAT,
             max_pixels=max_pixels,
         )
-        return Door(policy, self.engine.check_fits, self.model.prepare_picture, names)
+        return Door(
+            policy, self.engine.check_fits, self.model.prepare_picture, self.tokenize, names
+        )
 
 
 def _warm_up_size(config: OmniDiffusionConfig) -> VideoGeometry | None:

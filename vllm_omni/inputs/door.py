@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.messages import SessionRequest, SourceImage
+from vllm_omni.diffusion.messages import SessionRequest, SourceImage, TokenizedPrompt
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.checking import renamed
 from vllm_omni.inputs.request import RequestPolicy, RolloutRequest, parse_rollout, session_request
@@ -21,12 +21,14 @@ class Door:
         policy: what the deployment allows.
         check_fits: raises for a size that the workers, where they are known, can never hold.
         prepare_picture: decodes a first picture, as the model wants it.
+        tokenize: reads a prompt, as the model wants it.
         names: fields of a request that these clients know by another name.
     """
 
     policy: RequestPolicy
     check_fits: Callable[[VideoGeometry], None]
     prepare_picture: Callable[[object], SourceImage]
+    tokenize: Callable[[str], TokenizedPrompt]
     names: Mapping[str, str]
 
     def check(self, given: Mapping[str, object]) -> RolloutRequest:
@@ -56,14 +58,14 @@ class Door:
             return self.prepare_picture(source)
 
     def complete(self, request: RolloutRequest, picture: SourceImage) -> SessionRequest:
-        """Read what files a checked request names; not for an event loop.
+        """Tokenize the prompt and read what files a checked request names; not for an event loop.
 
         Raises:
             InvalidRequestError: for a camera that cannot be read or does not fit, or a picture
                 whose shape makes no video.
         """
         with self._in_their_words():
-            return session_request(request, picture, self.policy)
+            return session_request(request, self.tokenize(request.prompt), picture, self.policy)
 
     @contextmanager
     def _in_their_words(self) -> Iterator[None]:

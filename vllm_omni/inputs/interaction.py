@@ -2,13 +2,14 @@
 
 import math
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
 
 from vllm_omni.diffusion.camera_motion import CameraMotion, CameraTarget, CameraVelocity
+from vllm_omni.diffusion.messages import TokenizedPrompt
 from vllm_omni.errors import InteractionError, InvalidRequestError
 from vllm_omni.inputs.bounds import NUMBER, Count, Prompt, Text
 from vllm_omni.inputs.checking import Checked, Message, validate
@@ -60,7 +61,7 @@ class ControlEvent:
     """
 
     event_id: str
-    prompt: str | None = None
+    prompt: TokenizedPrompt | None = None
     camera: CameraMotion | None = None
     transition_chunks: int | None = None
 
@@ -71,8 +72,12 @@ class ControlEvent:
         return frozenset(name for name, value in values.items() if value is not None)
 
 
-def control_event(interaction: Interaction, modalities: Collection[str]) -> ControlEvent:
-    """Read what an interaction means.
+def control_event(
+    interaction: Interaction,
+    modalities: Collection[str],
+    tokenize: Callable[[str], TokenizedPrompt],
+) -> ControlEvent:
+    """Read what an interaction means. With a prompt, this is not for an event loop.
 
     Args:
         modalities: what the model lets a client change, ``prompt`` and ``camera`` among them.
@@ -90,7 +95,7 @@ def control_event(interaction: Interaction, modalities: Collection[str]) -> Cont
             )
     return ControlEvent(
         event_id=interaction.event_id or uuid.uuid4().hex,
-        prompt=prompt,
+        prompt=None if prompt is None else tokenize(prompt),
         camera=parse_camera_payload(payloads["camera"]) if "camera" in payloads else None,
         transition_chunks=interaction.transition_chunks,
     )

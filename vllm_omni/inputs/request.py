@@ -26,6 +26,7 @@ from vllm_omni.diffusion.messages import (
     ScriptedKeys,
     SessionRequest,
     SourceImage,
+    TokenizedPrompt,
 )
 from vllm_omni.errors import InvalidRequestError, UnsupportedParallelismError
 from vllm_omni.inputs.bounds import (
@@ -191,7 +192,7 @@ def parse_rollout(given: Mapping[str, object], policy: RequestPolicy) -> Rollout
 
 
 def session_request(
-    request: RolloutRequest, picture: SourceImage, policy: RequestPolicy
+    request: RolloutRequest, prompt: TokenizedPrompt, picture: SourceImage, policy: RequestPolicy
 ) -> SessionRequest:
     """Complete a checked request: read a recorded path, take the size of the picture.
 
@@ -206,7 +207,7 @@ def session_request(
         geometry = _size_of_picture(picture, policy.limits.area)
         _require_fit(geometry, policy)
     return SessionRequest(
-        prompt=request.prompt,
+        prompt=prompt,
         image=picture,
         height=geometry.height,
         width=geometry.width,

@@ -38,6 +38,7 @@ from vllm_omni.diffusion.messages import (
 from vllm_omni.diffusion.models.lingbot_world.load import load_pipeline
 from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
 from vllm_omni.diffusion.models.lingbot_world.session import LingBotSession
+from vllm_omni.diffusion.models.lingbot_world.tokenizer import load_tokenizer
 from vllm_omni.diffusion.utils.scenes import SCENES, first_picture
 from vllm_omni.diffusion.worker.memory import plan_kv_pool
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
@@ -164,7 +165,7 @@ def _request(config: OmniDiffusionConfig, num_chunks: int, scene: str, seed: int
     picture = first_picture(scene, height=size.height, width=size.width)
     keys = (frozenset(_KEYS[chunk % len(_KEYS)]) for chunk in range(num_chunks))
     return SessionRequest(
-        prompt=_PROMPT,
+        prompt=load_tokenizer(Path(config.model))(_PROMPT),
         image=SourceImage(rgb=np.asarray(picture)),
         height=size.height,
         width=size.width,

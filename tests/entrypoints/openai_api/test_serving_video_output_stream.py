@@ -199,7 +199,7 @@ class TestInteractions:
                 pass
         index = metadata["generation_chunk_index"]
         plan = next(p for p in server.executor.plans if p.chunk_index == index)
-        assert (plan.prompt.prompt, plan.prompt.weight) == ("rain at night", 1.0)
+        assert (plan.prompt.prompt.text, plan.prompt.weight) == ("rain at night", 1.0)
         assert plan.poses[-1][2, 3] > 0
 
 

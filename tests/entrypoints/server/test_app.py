@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.local_server import MODEL, tiny_deployment, wait_until
+from tests.helpers.tiny import tiny_prompt
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.engine.engine import Engine
@@ -37,7 +38,8 @@ CERTIFICATE = str(Path(__file__).parents[2] / "helpers/fixtures/localhost.pem")
 
 def client_of(workers: FakeExecutor) -> EngineClient:
     supervisor = WorkerSupervisor(lambda: workers, warm_up=None)
-    return EngineClient(tiny_deployment(), Engine(supervisor, EngineMetrics(MODEL), max_queued=4))
+    engine = Engine(supervisor, EngineMetrics(MODEL), max_queued=4)
+    return EngineClient(tiny_deployment(), engine, tiny_prompt)
 
 
 @contextmanager

@@ -165,7 +165,7 @@ class TestReset:
             assert metadata["transport_chunk_index"] == client.log.count("binary") - 1
             assert done["request_id"] == metadata["request_id"]
         request = next(iter(server.executor.requests.values()))
-        assert (request.prompt, request.seed) == ("night falls", 11)
+        assert (request.prompt.text, request.seed) == ("night falls", 11)
 
     async def test_reset_before_the_session_exists_is_refused(self):
         with local_server(images=NoImages()) as server:

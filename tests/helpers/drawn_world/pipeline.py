@@ -81,13 +81,13 @@ class DrawnWorld:
     def open_session(self, _session_id: str, request: SessionRequest) -> DrawnSession:
         picture = request.image.signed if request.image.rgb is None else request.image.rgb
         seen = request.seed + int(np.asarray(picture, np.float64).sum())
-        return DrawnSession(request, hue=(zlib.crc32(request.prompt.encode()) + seen) % 256)
+        return DrawnSession(request, hue=(zlib.crc32(request.prompt.text.encode()) + seen) % 256)
 
     def denoise_chunk(
         self, session: DrawnSession, plan: ChunkPlan
     ) -> tuple[Shaped[torch.Tensor, "..."], NoLaps]:
         if plan.prompt is not None:
-            session.hue = zlib.crc32(plan.prompt.prompt.encode()) % 256
+            session.hue = zlib.crc32(plan.prompt.prompt.text.encode()) % 256
         poses, pitch_rad = _poses(session, plan)
         session.after = poses[-1], pitch_rad
         request = session.request

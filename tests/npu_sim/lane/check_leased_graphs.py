@@ -16,7 +16,7 @@ import torch
 from tests.helpers.blocks import random_block, tiny_parts
 from tests.helpers.leases import DIM, TOKENS, draw, eager, prepared, use
 from tests.helpers.sessions import make_chunks, small_request
-from tests.helpers.tiny import tiny_checkpoint_dir
+from tests.helpers.tiny import tiny_checkpoint_dir, tiny_prompt
 from tests.npu_sim import simulation
 from tests.npu_sim.device import deferred, device, order, platform
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.npu]
 
 DEVICE = torch.device("npu", 0)
 CHUNKS = 4
-PROMPTS = {2: PromptStep("a frozen lake", 1.0)}
+PROMPTS = {2: PromptStep(tiny_prompt("a frozen lake"), 1.0)}
 RECIPE = Path(__file__).resolve().parents[3] / "docs" / "recipes" / "lingbot_world_v2_npu.md"
 BLOCKS, WIDTH, CHUNK_TOKENS = 40, 5120, 4680
 """Of the released model, and of a chunk at 832x480."""

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.helpers.sessions import small_request
-from tests.helpers.tiny import tiny_checkpoint_dir
+from tests.helpers.tiny import tiny_checkpoint_dir, tiny_prompt
 from tests.npu_sim import kernels, operators, simulation
 from tests.npu_sim.device import operator_calls, order
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -89,7 +89,7 @@ def rollout(worker, kind=OutputKind.UINT8, *, chunks=CHUNKS, noise="cpu") -> Rol
         patch.setattr(LingBotWorldBlock, "forward", noted)
         worker.open_session("world", request)
         for index in range(chunks):
-            prompt = PromptStep("a frozen lake", 1.0) if index == 2 else None
+            prompt = PromptStep(tiny_prompt("a frozen lake"), 1.0) if index == 2 else None
             with Spent.noted(by_chunk):
                 worker.run_chunk(ChunkPlan("world", index, prompt=prompt), made.append)
         worker.close_session("world")

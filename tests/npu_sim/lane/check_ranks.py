@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.sessions import make_rollout, small_request
-from tests.helpers.tiny import tiny_checkpoint_dir
+from tests.helpers.tiny import tiny_checkpoint_dir, tiny_prompt
 from tests.npu_sim.processes import TIMEOUT_S, environment
 from vllm_omni import envs
 from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
@@ -30,7 +30,7 @@ pytestmark = [
 RANKS = 4
 CHUNKS = {OutputKind.LATENT: 4, OutputKind.UINT8: 2}
 """The tiny window of nine latent frames rolls in the fourth chunk."""
-PROMPTS = {2: PromptStep("a frozen lake", 1.0)}
+PROMPTS = {2: PromptStep(tiny_prompt("a frozen lake"), 1.0)}
 GRAPHS = 2 * 3
 """Two slots for each layer of the tiny model, on each rank."""
 

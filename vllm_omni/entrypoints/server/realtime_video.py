@@ -350,11 +350,14 @@ class RealtimeVideoSession:
         image = None
         if message.image_reference is not None:
             image = await self._state.picture(message.image_reference.image_url)
+        prompt = None
+        if message.prompt is not None:
+            prompt = await self._state.in_thread(self._state.client.tokenize, message.prompt)
 
         def change(request: SessionRequest) -> SessionRequest:
             return replace(
                 request,
-                prompt=request.prompt if message.prompt is None else message.prompt,
+                prompt=request.prompt if prompt is None else prompt,
                 image=request.image if image is None else image,
                 seed=request.seed if message.seed is None else message.seed,
             )

@@ -20,6 +20,7 @@ from vllm_omni.entrypoints.server.protocol import Capabilities
 from vllm_omni.entrypoints.server.start import NAMES, SessionStart
 from vllm_omni.entrypoints.server.tracing import NO_TRACES, Traces
 from vllm_omni.inputs.door import Door
+from vllm_omni.inputs.interaction import ControlEvent, Interaction, control_event
 from vllm_omni.inputs.request import RolloutRequest
 from vllm_omni.logger import get_logger
 
@@ -91,9 +92,20 @@ class ServerState:
             logger.info(
                 "request %s: %dx%d, %s chunks, %g fps, seed %d, %s, prompt %.200r",
                 *(request_id, session.width, session.height, session.num_chunks or "endless"),
-                *(session.fps, session.seed, type(session.camera).__name__, session.prompt),
+                *(session.fps, session.seed, type(session.camera).__name__, session.prompt.text),
             )
         return session
+
+    async def control_event(self, interaction: Interaction) -> ControlEvent:
+        """Read what an interaction means.
+
+        Raises:
+            InteractionError: for a modality or a payload that the model does not take.
+        """
+        arguments = (interaction, self.client.model.modalities, self.client.tokenize)
+        if interaction.event.prompt is None:
+            return control_event(*arguments)
+        return await self.in_thread(control_event, *arguments)
 
     async def encoder(self, session: SessionRequest, options: EncoderOptions) -> ChunkEncoder:
         """Begin the video of a session."""

@@ -6,7 +6,7 @@ from vllm_omni.entrypoints.server.channel import SocketChannel
 from vllm_omni.entrypoints.server.protocol import SessionInteraction, SessionInteractionQueued
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.errors import InvalidRequestError, OmniError
-from vllm_omni.inputs.interaction import ControlEvent, control_event
+from vllm_omni.inputs.interaction import ControlEvent
 
 MAX_EARLY = 64
 """Events that may come before the session is open."""
@@ -17,8 +17,8 @@ class Steering:
 
     def __init__(self, channel: SocketChannel, state: ServerState, request_id: str) -> None:
         self._channel = channel
+        self._state = state
         self._engine = state.client.engine
-        self._modalities = state.client.model.modalities
         self._request_id = request_id
         self._session_id: str | None = None
         self._early: deque[ControlEvent] = deque()
@@ -34,7 +34,7 @@ class Steering:
         """Submit an interaction, or keep it while the session's picture is on its way."""
         event_id = message.interaction.event_id
         try:
-            event = control_event(message.interaction, self._modalities)
+            event = await self._state.control_event(message.interaction)
             event_id = event.event_id
             if self._session_id is None:
                 self._keep(event)

@@ -112,7 +112,7 @@ class VideoJob:
             "id": self.video_id,
             "object": "video",
             "model": self.model,
-            "prompt": session.prompt,
+            "prompt": session.prompt.text,
             "status": self.status,
             "size": f"{session.width}x{session.height}",
             "progress": self.progress,

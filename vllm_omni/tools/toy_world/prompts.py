@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vllm_omni.diffusion.models.lingbot_world.text import TEXT_TOKENS, TextEncoder
+from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
+from vllm_omni.diffusion.models.lingbot_world.tokenizer import TEXT_TOKENS, load_tokenizer
 from vllm_omni.tools import tiny_recipe
 from vllm_omni.tools.tiny_checkpoint import TEMPLATE_DIR
 from vllm_omni.tools.weight_file import write_weights
@@ -92,12 +93,13 @@ def embed_prompts(
     The transformer attends to all 512 rows, and those of padding are all zero: here they are one
     row, and the second result is the logarithm of how often each row counts.
     """
+    tokenize = load_tokenizer(directory)
     encoder = TextEncoder.load(directory, dtype=torch.float32, device=torch.device("cpu"))
     kept = []
     with torch.inference_mode():
         for prompt in prompts:
-            used = int(encoder.tokenize(prompt)[1].sum())
-            kept.append(encoder.embed(prompt)[:used].clone())
+            tokens = tokenize(prompt).ids
+            kept.append(encoder.embed(tokens)[: len(tokens)].clone())
     longest = max(len(rows) for rows in kept) + 1
     out = torch.zeros(len(kept), longest, kept[0].shape[1])
     counts = torch.full((len(kept), longest), -1e4)

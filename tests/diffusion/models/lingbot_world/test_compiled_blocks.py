@@ -27,6 +27,7 @@ from tests.helpers.model_builders import fragment
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
+from tests.helpers.tiny import tiny_prompt
 from vllm_omni.diffusion.messages import *
 
 torch.set_num_threads(1)
@@ -38,7 +39,8 @@ logging.getLogger().addHandler(handler)
 def open_session(executor, name, height=64, width=96):
     keys = tuple((frozenset("w"), frozenset("l"), frozenset()) for _ in range(6))
     executor.open_session(name, SessionRequest(
-        prompt="a road", image=SourceImage(rgb=np.full((height, width, 3), 90, np.uint8)),
+        prompt=tiny_prompt("a road"),
+        image=SourceImage(rgb=np.full((height, width, 3), 90, np.uint8)),
         height=height, width=width, num_chunks=6, seed=3, camera=ScriptedKeys(keys),
         output=OutputKind.LATENT))
 
@@ -47,7 +49,7 @@ def graphs():
 
 def chunk(executor, name, index):
     made = []
-    prompt = PromptStep("a river", 0.5) if index == 4 else None
+    prompt = PromptStep(tiny_prompt("a river"), 0.5) if index == 4 else None
     executor.run_chunk(ChunkPlan(name, index, prompt=prompt), lambda r: made.append(r.data.copy()))
     return made[0], graphs()
 

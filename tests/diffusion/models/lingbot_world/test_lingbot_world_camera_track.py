@@ -15,6 +15,7 @@ from vllm_omni.diffusion.messages import (
     ScriptedKeys,
     SessionRequest,
     SourceImage,
+    TokenizedPrompt,
 )
 from vllm_omni.diffusion.models.lingbot_world.camera import (
     create_camera_track,
@@ -31,7 +32,7 @@ BLACK = SourceImage(rgb=np.zeros((16, 16, 3), np.uint8))
 
 def open_track(source, num_chunks, geometry=SMALL, dtype=torch.float32):
     request = SessionRequest(
-        prompt="a harbour",
+        prompt=TokenizedPrompt("a harbour"),
         image=BLACK,
         height=geometry.height,
         width=geometry.width,

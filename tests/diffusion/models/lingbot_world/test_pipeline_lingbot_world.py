@@ -14,6 +14,7 @@ from tests.helpers.model_builders import (
     small_config,
     tiny_worker,
 )
+from tests.helpers.tiny import tiny_prompt
 from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.geometry import VideoGeometry, chunk_pixel_frames
 from vllm_omni.diffusion.messages import (
@@ -89,7 +90,7 @@ def test_the_same_request_gives_the_same_video(worker):
     assert same(first, run_rollout(worker, request))
     others = [
         replace(request, seed=43),
-        replace(request, prompt="another"),
+        replace(request, prompt=tiny_prompt("another")),
         replace(request, image=keys_request(1, seed=5).image),
         replace(request, camera=keys_request(2, seed=41).camera),
         replace(request, flow_shift=3.0),
@@ -169,10 +170,10 @@ def test_a_recorded_path_depends_on_its_whole_clip(worker):
 
 def test_a_prompt_step_of_one_is_a_session_with_that_prompt(worker):
     """Bitwise: switched before chunk 0, nothing of the first prompt is left."""
-    plans = [still(0, prompt=PromptStep("another world", 1.0)), still(1)]
+    plans = [still(0, prompt=PromptStep(tiny_prompt("another world"), 1.0)), still(1)]
     switched = run_live(worker, plans)
     made: list[np.ndarray] = []
-    worker.open_session("live", replace(live_request(2), prompt="another world"))
+    worker.open_session("live", replace(live_request(2), prompt=tiny_prompt("another world")))
     for plan in (still(0), still(1)):
         worker.run_chunk(plan, lambda result: made.append(result.data))
     assert same(switched, made)
@@ -182,7 +183,10 @@ def test_a_prompt_changes_from_its_chunk_on(worker):
     """Bitwise before, different after; a blend is neither of its ends."""
     plain = run_live(worker, [still(0), still(1), still(2)])
     whole, half = (
-        run_live(worker, [still(0), still(1, prompt=PromptStep("another world", w)), still(2)])
+        run_live(
+            worker,
+            [still(0), still(1, prompt=PromptStep(tiny_prompt("another world"), w)), still(2)],
+        )
         for w in (1.0, 0.5)
     )
     assert np.array_equal(plain[0], whole[0])
@@ -333,7 +337,7 @@ def test_state_and_workspace_bytes_bound_what_is_alive_while_a_chunk_is_made(wor
         monkeypatch.setattr(coder, "forward", measured(coder.forward))
     session = pipeline.open_session("s", keys_request(2))
     for chunk in range(2):
-        prompt = PromptStep("another world", 0.5) if chunk == 1 else None
+        prompt = PromptStep(tiny_prompt("another world"), 0.5) if chunk == 1 else None
         pipeline.denoise_chunk(session, ChunkPlan("s", chunk, prompt=prompt))
         pipeline.commit_chunk(session)
     session.close()

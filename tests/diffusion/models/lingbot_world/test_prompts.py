@@ -16,7 +16,8 @@ from vllm_omni.platforms.cpu import CpuPlatform
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
 CPU = torch.device("cpu")
-PROMPTS = ["a road", "a river", "a road", "three", "four", "five", "a road"]
+PROMPTS = [(token, 1) for token in (4, 5, 4, 6, 7, 8, 4)]
+"""Tokens of each."""
 
 
 def embedded(state: ParallelState, dtype: torch.dtype) -> tuple[bool, list[torch.Tensor]]:

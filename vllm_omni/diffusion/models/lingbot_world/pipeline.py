@@ -40,7 +40,8 @@ from vllm_omni.diffusion.models.lingbot_world.session import (
     SessionSetup,
     TextCondition,
 )
-from vllm_omni.diffusion.models.lingbot_world.text import TEXT_TOKENS, Prompts
+from vllm_omni.diffusion.models.lingbot_world.text import Prompts
+from vllm_omni.diffusion.models.lingbot_world.tokenizer import TEXT_TOKENS
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
@@ -287,14 +288,14 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
 
     def _setup(self, request: SessionRequest, geometry: VideoGeometry) -> SessionSetup:
         device, dtype = self.model.device, self.model.dtype
-        self.model.text.prepare(request.prompt)
+        self.model.text.prepare(request.prompt.ids)
         schedule = DmdSchedule.with_shift(
             self.model.flow_shift if request.flow_shift is None else request.flow_shift
         )
         timesteps = (*schedule.timesteps, COMMIT_TIMESTEP)
         return SessionSetup(
             output_kind=request.output,
-            prompt=request.prompt,
+            prompt=request.prompt.ids,
             geometry=geometry,
             num_chunks=request.num_chunks,
             schedule=schedule,
@@ -333,7 +334,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         text, first = session.committed.text, session.setup.prompt
         if step is None:
             return text or self._text_condition(self.model.text.embed(first))
-        target = self.model.text.embed(step.prompt)
+        target = self.model.text.embed(step.prompt.ids)
         if step.weight == 1.0:
             return self._text_condition(target)
         current = self.model.text.embed(first) if text is None else text.embedding

@@ -13,6 +13,7 @@ from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
 from vllm_omni.diffusion.models.lingbot_world.camera import CameraState, CameraTrack
 from vllm_omni.diffusion.models.lingbot_world.chunk import DmdSchedule
 from vllm_omni.diffusion.models.lingbot_world.condition import ConditionEncoder, ConditionState
+from vllm_omni.diffusion.models.lingbot_world.text import TokenIds
 from vllm_omni.diffusion.models.lingbot_world.transformer import ChunkContext
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.errors import SessionClosedError
@@ -76,14 +77,14 @@ class SessionSetup:
 
     Attributes:
         output_kind: kind of data that each chunk hands out.
-        prompt: the first prompt.
+        prompt: tokens of the first prompt.
         num_chunks: length of the rollout, ``None`` until stopped.
         steps: embedded timesteps of the four denoising steps and of the commit.
         generator: source of all noise of the session.
     """
 
     output_kind: OutputKind
-    prompt: str
+    prompt: TokenIds
     geometry: VideoGeometry
     num_chunks: int | None
     schedule: DmdSchedule
