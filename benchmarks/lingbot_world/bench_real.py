@@ -26,7 +26,7 @@ from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
-from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts, attend_window
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
 from vllm_omni.diffusion.models.lingbot_world.chunk import (
@@ -288,6 +288,7 @@ class RealBench:
             config=self.scale.transformer,
             dtype=torch.bfloat16,
             linear=PlainLinearMethod(),
+            product_with_gelu=GeluLinearMethod() if self.device.type == "cuda" else None,
             backend=self.backend,
             tensor_parallel=SINGLE,
             exchange=UlyssesExchange(SINGLE),

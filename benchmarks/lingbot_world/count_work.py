@@ -43,7 +43,7 @@ from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup, TrafficKind
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
-from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts, attend_window
 from vllm_omni.diffusion.models.lingbot_world.camera import MOVE_STEP, RayView
 from vllm_omni.diffusion.models.lingbot_world.chunk import (
@@ -122,7 +122,7 @@ def count_transformer(
 
     Args:
         layers: ``None`` for all of the model's.
-        compiled: whether to count blocks as they are compiled, within :func:`inductor_plans`.
+        compiled: whether to count blocks as a GPU compiles them, within :func:`inductor_plans`.
 
     Returns:
         The kernels of each part, and what the rank exchanges in all of them.
@@ -135,6 +135,7 @@ def count_transformer(
     exchange = SilentExchange(group)
     parts = LayerParts(
         config=config, dtype=torch.bfloat16, linear=PlainLinearMethod(),
+        product_with_gelu=GeluLinearMethod() if compiled else None,
         backend=PlannedAttention() if compiled else create_attention_backend("sdpa"),
         tensor_parallel=SINGLE, exchange=exchange, attend=torch.compiler.disable(attend_window),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
-from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
 from vllm_omni.diffusion.models.lingbot_world.attention import (
     EAGER,
     LayerParts,
@@ -69,6 +69,7 @@ class SmallWorld:
             config=scale.transformer,
             dtype=dtype,
             linear=PlainLinearMethod(),
+            product_with_gelu=GeluLinearMethod() if device.type == "cuda" else None,
             backend=create_attention_backend(backend),
             tensor_parallel=SINGLE,
             exchange=UlyssesExchange(SINGLE),

@@ -47,18 +47,18 @@ def added(counted, ranks, part):
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_a_compiled_layer_is_eight_fused_kernels(counted, ranks):
+def test_a_compiled_layer_is_seven_fused_kernels(counted, ranks):
     """Beside seven products and two attentions; copies around the attention are not fused."""
     layer = added(counted, ranks, "commit")
     assert 4 * len(layer) == len(added(counted, ranks, "probes"))
     by_kind = {kind: [k[0] for k in layer if k[1] == kind] for kind in {k[1] for k in layer}}
     elementwise = by_kind.pop("elementwise")
-    assert elementwise.count("fused") <= 8
-    assert len(elementwise) <= 8 + WINDOW_WRITES[ranks]
+    assert elementwise.count("fused") <= 7
+    assert len(elementwise) <= 7 + WINDOW_WRITES[ranks]
     assert {kind: len(names) for kind, names in by_kind.items()} == {"product": 6, "attention": 2}
 
 
-@pytest.mark.parametrize(("ranks", "most_gb", "most_kernels"), [(1, 317.9, 3998), (4, 108.7, 5206)])
+@pytest.mark.parametrize(("ranks", "most_gb", "most_kernels"), [(1, 266.4, 3799), (4, 95.8, 5007)])
 def test_a_compiled_chunk_keeps_its_ceilings(counted, ranks, most_gb, most_kernels):
     moved = kernels = 0
     for part in ("camera", "probes", "commit"):

@@ -26,7 +26,7 @@ from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     OutputKind,
@@ -175,6 +175,7 @@ def build_pipeline(config, *, platform, device, parallel):
     facts = load.read_checkpoint(Path(config.model), config.kv_cache)
     parts = LayerParts(
         config=facts.transformer, dtype=torch.bfloat16, linear=PlainLinearMethod(),
+        product_with_gelu=GeluLinearMethod(),
         backend=PlannedAttention(), tensor_parallel=SINGLE, exchange=UlyssesExchange(SINGLE),
     )  # fmt: skip
     torch.set_default_dtype(torch.bfloat16)

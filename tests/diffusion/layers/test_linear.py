@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.layers.linear import (
     ColumnParallelLinear,
+    GeluLinearMethod,
     PlainLinearMethod,
     QKVParallelLinear,
     ReplicatedLinear,
@@ -113,3 +114,14 @@ def test_every_row_of_a_sharded_layer_is_read_by_one_rank():
             read[target.local_slices()] += 1
             assert target.shard.axis == axis
         assert torch.equal(read, torch.ones(6, 12))
+
+
+def test_a_product_with_gelu_in_it_is_the_product_and_gelu_behind_it():
+    """Reordered. A processor has the exact GELU there, a GPU that by the hyperbolic tangent."""
+    layer = ColumnParallelLinear(8, 12, DTYPE, GeluLinearMethod())
+    x, weight, bias = draw(5, 8, seed=1), draw(12, 8, seed=2), draw(12, seed=3)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    expected = F.gelu(F.linear(x, weight, bias))
+    torch.testing.assert_close(layer(x), expected, rtol=1e-6, atol=1e-6)

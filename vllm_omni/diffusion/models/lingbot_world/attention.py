@@ -224,6 +224,8 @@ class LayerParts:
         tensor_parallel: ranks that share the weights.
         exchange: exchanges between the ranks that share the tokens.
         feed_forward: how the weights of the feed-forward part are; ``None`` for like all others.
+        product_with_gelu: computes the first feed-forward linear and the GELU behind it together;
+            ``None`` for one after the other.
         rotary: how queries and keys are turned.
         attend: :func:`attend_window`, or a wrapper that a compiler does not look into.
         post_attention: how a block goes on after its self-attention.
@@ -236,6 +238,7 @@ class LayerParts:
     tensor_parallel: RankGroup
     exchange: UlyssesExchange
     feed_forward: LinearMethod | None = None
+    product_with_gelu: LinearMethod | None = None
     rotary: RotaryMethod = field(default_factory=BroadcastRotary)
     attend: WindowAttention = attend_window
     post_attention: PostAttention = EAGER

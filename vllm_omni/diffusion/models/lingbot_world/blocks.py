@@ -83,10 +83,10 @@ class LingBotWorldBlock(nn.Module):
         self.self_attn = SelfAttention(parts)
         self.cross_attn = CrossAttention(parts)
         self.norm3 = AffineLayerNorm(dim, config.eps, dtype)
-        ffn = parts.feed_forward or linear
+        ffn, with_gelu = parts.feed_forward or linear, parts.product_with_gelu
         self.ffn = nn.Sequential(
-            ColumnParallelLinear(dim, config.ffn_dim, dtype, ffn, group=group),
-            nn.GELU(approximate="tanh"),
+            ColumnParallelLinear(dim, config.ffn_dim, dtype, with_gelu or ffn, group=group),
+            nn.Identity() if with_gelu else nn.GELU(approximate="tanh"),
             RowParallelLinear(config.ffn_dim, dim, dtype, ffn, group=group),
         )
         self.cam_injector_layer1 = ColumnParallelLinear(dim, dim, dtype, linear, group=group)

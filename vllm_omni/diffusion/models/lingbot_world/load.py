@@ -16,6 +16,7 @@ from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState, is_root
 from vllm_omni.diffusion.layers.linear import (
     NATIVE,
+    GeluLinearMethod,
     LinearBackend,
     LinearMethod,
     PlainLinearMethod,
@@ -244,12 +245,7 @@ def _prepare_blocks(
 
 
 def load_vae(
-    model: Path,
-    config: VaeConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    fused: bool = False,
+    model: Path, config: VaeConfig, *, dtype: torch.dtype, device: torch.device, fused: bool = False
 ) -> WanVAE:
     """Build the VAE and load its weights from ``model/vae``; ``fused``: fuse norms, on a GPU."""
     with no_weights():
@@ -302,6 +298,7 @@ def layer_parts(
         ConfigError: if a choice does not exist, or is wrong on this device.
     """
     linear = PlainLinearMethod()
+    gelu_in_product = device.type == "cuda" and config.linear_backend == "native"
     backend, kernel = checked_backend(
         config, platform, head_dim=model.attention_head_dim, dtype=dtype, device=device
     )
@@ -314,6 +311,7 @@ def layer_parts(
         tensor_parallel=parallel.tensor,
         exchange=UlyssesExchange(parallel.sequence),
         feed_forward=feed_forward or feed_forward_method(config, platform, linear),
+        product_with_gelu=GeluLinearMethod() if gelu_in_product else None,
         rotary=checked_rotary(config, platform, model=model, dtype=dtype, device=device),
         post_attention=configured_post_attention(
             config, platform, dim=model.dim, parallel=parallel, device=device
