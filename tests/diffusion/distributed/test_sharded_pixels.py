@@ -8,12 +8,15 @@ import torch
 from tests.helpers.distributed import run_ranks
 from tests.helpers.rollouts import RankRollout, roll
 from tests.helpers.tiny import tiny_config
+from tests.helpers.vae_builders import tiny_vae
 from tests.helpers.watched_rollouts import WATCHED_CHUNKS, roll_watched
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
-from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import PixelMode
+from vllm_omni.diffusion.models.lingbot_world.vae.convolution import CausalConv3d
+from vllm_omni.diffusion.models.lingbot_world.vae.layers import Downsampler
 
 pytestmark = [
     pytest.mark.core_model,
@@ -111,7 +114,9 @@ def test_only_the_roots_group_decodes():
     assert made[0][1] + made[2][1] == whole[1]
 
 
-def test_exchanges_of_the_decode_are_counted_apart():
+def test_exchanges_of_decode_and_condition_are_counted():
+    encoder = tiny_vae().encoder
+    borders = sum(isinstance(part, CausalConv3d | Downsampler) for part in encoder.modules())
     made = on_ranks(roll_watched, TWO, EVEN, OutputKind.UINT8)
     latents = on_ranks(roll_watched, TWO, EVEN, OutputKind.LATENT)
     for with_pixels, without in zip(made, latents, strict=True):
@@ -121,4 +126,8 @@ def test_exchanges_of_the_decode_are_counted_apart():
         # Per chunk: the middle attention of three latent frames, and the pixels once.
         extra = len(with_pixels.sent["gather"]) - len(without.sent["gather"])
         assert extra == WATCHED_CHUNKS * (3 + 1)
-        assert len(with_pixels.sent["batch_isend_irecv"]) > 0
+        # For each latent frame of a condition, which ranks share: a batch for each 3x3 convolution.
+        # The last chunk makes no condition ahead.
+        conditions = WATCHED_CHUNKS * LATENT_FRAMES_PER_CHUNK
+        assert len(without.sent["batch_isend_irecv"]) == conditions * borders
+        assert len(with_pixels.sent["batch_isend_irecv"]) > conditions * borders
