@@ -34,7 +34,7 @@ def test_every_package_has_a_layer():
     held = {name.split(".")[0] for name in re.findall(r"[a-z_.]+", block)}
     modules = {path.stem for path in (ROOT / "vllm_omni").glob("[a-z]*.py")}
     packages = {path.parent.name for path in (ROOT / "vllm_omni").glob("*/__init__.py")}
-    assert (modules | packages) - held == {"data"}  # which holds no code
+    assert modules | packages <= held
 
 
 def test_files_to_change_exist():

@@ -13,8 +13,7 @@ import pytest
 
 from tests.helpers.pages import blocks
 from tests.helpers.tiny import tiny_checkpoint_dir
-from vllm_omni.diffusion.utils.camera_paths import gliding_path, write_camera_path
-from vllm_omni.diffusion.utils.scenes import first_picture
+from vllm_omni.diffusion.utils.scenes import first_picture, gliding_path, write_camera_path
 from vllm_omni.entrypoints.cli.main import COMMANDS
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]

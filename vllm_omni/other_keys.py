@@ -7,6 +7,7 @@ Adding one takes one line.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
@@ -43,31 +44,21 @@ def _exact_decoder(value: object) -> object:
 
 
 def _key(
-    status: Status, key: str, kind: object, why: str, passes: Sequence[object], flags: str
+    status: Status, key: str, kind: object, why: str, passes: Sequence[object] = (), flags: str = ""
 ) -> Setting:
+    """Declare a key by its kind of value and why it sets nothing.
+
+    Args:
+        passes: values that a refused key takes, and that a key without effect does not report.
+        flags: spellings on the command line; the word ``own`` stands for the key with dashes.
+    """
     own = f"--{key.rpartition('.')[2].replace('_', '-')}"
     spelled = tuple(own if word == "own" else word for word in flags.split())
     return Setting(key, kind, why, flags=spelled, status=status, passes=tuple(passes))
 
 
-def refused(
-    key: str, kind: object, why: str, passes: Sequence[object] = (), *, flags: str = ""
-) -> Setting:
-    """Declare a key that takes the values of ``passes`` alone.
-
-    Args:
-        kind: what values are checked against.
-        flags: spellings on the command line; the word ``own`` stands for the key with dashes.
-    """
-    return _key(Status.REFUSED, key, kind, why, passes, flags)
-
-
-def no_effect(
-    key: str, kind: object, why: str, quiet: Sequence[object] = (), *, flags: str = ""
-) -> Setting:
-    """Declare a key that changes nothing; values of ``quiet`` are not even reported."""
-    return _key(Status.NO_EFFECT, key, kind, why, quiet, flags)
-
+refused = partial(_key, Status.REFUSED)
+no_effect = partial(_key, Status.NO_EFFECT)
 
 STAGE_KEYS = (
     refused("stage_id", int, "this pipeline has one stage, 0", [0]),

@@ -223,11 +223,7 @@ def values_of(owner: object) -> Iterable[tuple[Setting, object]]:
 
 
 def check_fields(owner: object, *, by_flag: bool = False) -> None:
-    """Check every setting of an object, however it was made.
-
-    Raises:
-        ConfigError: naming the first setting that is wrong, by its key or its flag.
-    """
+    """Check every setting of an object, however it was made."""
     for declared, value in values_of(owner):
         if value is not None:
             declared.checked(value, declared.flags[0] if by_flag else declared.key)

@@ -14,10 +14,9 @@ from vllm_omni.diffusion.camera_motion import MOVE_STEP
 from vllm_omni.diffusion.data import MAX_SEQUENCE_LENGTH
 from vllm_omni.engine.interactions import MAX_EVENT_IDS
 from vllm_omni.entrypoints.server import protocol
-from vllm_omni.entrypoints.server.socket_state import READABLE, WRITABLE
+from vllm_omni.entrypoints.server.channel import READABLE, WRITABLE
 from vllm_omni.entrypoints.server.steering import MAX_EARLY
-from vllm_omni.inputs.checking import Message
-from vllm_omni.inputs.json_size import MAX_JSON_VALUES
+from vllm_omni.inputs.checking import MAX_JSON_VALUES, Message
 
 REFERENCE_DIR = Path(__file__).resolve().parent
 SCHEMA_FILE = "realtime_protocol.schema.json"

@@ -5,28 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.fake_checkpoint import write_fake_checkpoint
+from tests.helpers.fixtures.deployments import model, no_setting_of_this_machine
 from vllm_omni.config.resolve import resolve
 from vllm_omni.config.stage import ENGINE_PATH
 from vllm_omni.errors import ConfigError
+
+__all__ = ["model", "no_setting_of_this_machine"]
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 ROOT = Path(__file__).resolve().parents[2]
 KV = "model_config.ar_diffusion_kv_config"
 PACKAGED = ROOT / "vllm_omni" / "deploy" / "lingbot_world_v2_stepwise.yaml"
-
-
-@pytest.fixture(autouse=True)
-def _no_setting_of_this_machine(monkeypatch):
-    for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
-                 "VLLM_OMNI_LINGBOT_ACTION_ROOT"):  # fmt: skip
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def model(tmp_path):
-    return str(write_fake_checkpoint(tmp_path / "model"))
 
 
 @pytest.mark.parametrize("deploy_config", [None, PACKAGED])

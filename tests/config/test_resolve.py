@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
+from tests.helpers.fixtures.deployments import model, no_setting_of_this_machine, real_size
 from vllm_omni.config.keys import KEYS
 from vllm_omni.config.resolve import resolve
 from vllm_omni.diffusion.data import DiffusionParallelConfig, SamplingDefaults
@@ -15,29 +16,14 @@ from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.errors import CheckpointError, ConfigError
 from vllm_omni.setting import Status
 
+__all__ = ["model", "no_setting_of_this_machine", "real_size"]
+
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 KV = "model_config.ar_diffusion_kv_config"
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "benchmarks" / "lingbot_world" / "configs"
 PACKAGED = ROOT / "vllm_omni" / "deploy" / "lingbot_world_v2_stepwise.yaml"
-
-
-@pytest.fixture(autouse=True)
-def _no_setting_of_this_machine(monkeypatch):
-    for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
-                 "VLLM_OMNI_LINGBOT_ACTION_ROOT"):  # fmt: skip
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def model(tmp_path):
-    return str(write_fake_checkpoint(tmp_path / "model"))
-
-
-@pytest.fixture
-def real_size(tmp_path):
-    return str(write_fake_checkpoint(tmp_path / "real", heads=40))
 
 
 @pytest.fixture

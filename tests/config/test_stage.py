@@ -6,33 +6,19 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
+from tests.helpers.fixtures.deployments import model, no_setting_of_this_machine, real_size
 from vllm_omni.config.resolve import resolve
 from vllm_omni.config.stage import ENGINE_PATH
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.worker.process import prepare_environment
 from vllm_omni.errors import CheckpointError, ConfigError, UnsupportedParallelismError
 
+__all__ = ["model", "no_setting_of_this_machine", "real_size"]
+
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 PACKAGED = "lingbot_world_v2_stepwise.yaml"
 CONFIGS = Path(__file__).resolve().parents[2] / "benchmarks" / "lingbot_world" / "configs"
-
-
-@pytest.fixture(autouse=True)
-def _no_setting_of_this_machine(monkeypatch):
-    for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
-                 "VLLM_OMNI_LINGBOT_ACTION_ROOT"):  # fmt: skip
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def model(tmp_path):
-    return str(write_fake_checkpoint(tmp_path / "model"))
-
-
-@pytest.fixture
-def real_size(tmp_path):
-    return str(write_fake_checkpoint(tmp_path / "real", heads=40))
 
 
 def origin_of(resolved, key):

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from vllm_omni.engine.session import Opened, Waiting
-from vllm_omni.entrypoints.event_queue import EventQueue
+from vllm_omni.entrypoints.engine_client import EventQueue
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 

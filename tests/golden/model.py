@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tests.golden.archive import Archive, RecipeError
 from tests.golden.recipe import Keys
 from tests.golden.taps import RecordingAttention
+from tests.helpers.kv_window import chronological
 from tests.helpers.model_builders import fragment, transformer_parts
 from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
@@ -143,7 +144,7 @@ class Session:
 
     def stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of this rank's heads, oldest committed frame first."""
-        return self.kv.chronological(layer, self._end)
+        return chronological(self.kv, layer, self._end)
 
 
 def _pool(

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from tests.helpers.kv_window import resident_frames
 from vllm_omni.diffusion.attention.backend import AttentionBackend
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH
 from vllm_omni.diffusion.layers.norm import layer_norm
@@ -143,6 +144,6 @@ class Taps:
 
 def _chronological_tokens(kv: SessionKV, start: int) -> torch.Tensor:
     """Order of the visible tokens of the chunk at ``start``, oldest frame first."""
-    slots = torch.tensor(kv.layout.resident_frames(start + LATENT_FRAMES_PER_CHUNK))
+    slots = torch.tensor(resident_frames(kv.layout, start + LATENT_FRAMES_PER_CHUNK))
     size = kv.tokens_per_frame
     return (slots[:, None] * size + torch.arange(size)).flatten()

@@ -15,7 +15,7 @@ from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
 
 
 def tiny_transformer_config() -> LingBotWorldConfig:
-    text = files("vllm_omni.data").joinpath("tiny_checkpoint/transformer/config.json").read_text()
+    text = files("vllm_omni").joinpath("data/tiny_checkpoint/transformer/config.json").read_text()
     return LingBotWorldConfig.from_dict(json.loads(text))
 
 

@@ -7,10 +7,9 @@ from PIL import Image
 
 from vllm_omni.diffusion.messages import SessionRequest, TokenizedPrompt
 from vllm_omni.errors import InvalidRequestError
-from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.inputs.data import NAMES, OmniDiffusionSamplingParams, rollout_fields
 from vllm_omni.inputs.door import Door
 from vllm_omni.inputs.picture import load_image
-from vllm_omni.inputs.prompts import NAMES, rollout_fields
 from vllm_omni.inputs.request import RequestLimits, RequestPolicy
 
 PICTURE = Image.new("RGB", (96, 64), (10, 20, 30))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tests.helpers.kv_window import chronological
 from tests.helpers.sessions import small_request
 from tests.helpers.tiny import tiny_prompt
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -56,7 +57,7 @@ def roll(
         worker.run_chunk(plan, lambda chunk: made.outputs.append(torch.from_numpy(chunk.data)))
     frames = num_chunks * LATENT_FRAMES_PER_CHUNK
     layers = range(worker.pool.spec.num_layers)
-    made.window = [session.kv.chronological(layer, frames) for layer in layers]
+    made.window = [chronological(session.kv, layer, frames) for layer in layers]
     made.text = [(kv.key.clone(), kv.value.clone()) for kv in session.committed.text.kv]
     made.traffic = worker.pipeline.traffic
     worker.close_session("a")

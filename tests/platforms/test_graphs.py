@@ -16,7 +16,6 @@ from vllm_omni.platforms.graphs import (
     DeviceGraphRuntime,
     EagerGraph,
     EagerGraphRuntime,
-    GraphInterface,
 )
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion]
@@ -100,7 +99,7 @@ def test_a_capture_primes_waits_and_leaves_other_threads_alone():
     """The order of calls, which no device without races would tell from another one."""
     log = []
     replayable = EagerGraph(affine, (), ())
-    runtime = DeviceGraphRuntime("fake", GraphInterface(logging_module(log), lambda: replayable))
+    runtime = DeviceGraphRuntime("fake", logging_module(log), lambda: replayable)
 
     def function(x):
         log.append(("run", torch.is_inference_mode_enabled()))

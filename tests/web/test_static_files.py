@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
 TEXTS = {
     entry.name: entry.read_text()
-    for entry in files("vllm_omni.entrypoints.server.static").iterdir()
+    for entry in (files("vllm_omni.entrypoints.server") / "static").iterdir()
     if entry.is_file() and entry.name != "__init__.py"
 }
 SCRIPTS = {name: text for name, text in TEXTS.items() if name.endswith(".js")}

@@ -205,10 +205,7 @@ def _steady_metrics(steady: Sequence[Number], basis: Basis) -> dict[str, object]
 
 
 def aggregate_metrics(
-    per_session: Sequence[Mapping[str, object]],
-    *,
-    fps: Number,
-    makespan_s: Number | None = None,
+    per_session: Sequence[Mapping[str, object]], *, fps: Number, makespan_s: Number | None = None
 ) -> dict[str, object]:
     """Figures of several sessions together; of one session, its own.
 

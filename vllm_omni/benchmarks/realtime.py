@@ -1,6 +1,4 @@
-"""Measures live worlds as a viewer gets them, over the WebSocket of a running server.
-
-    vllm-omni bench --port 8000 --num-chunks 16
+"""Measure a running server as its viewers see it, over the WebSocket of live worlds.
 
 Sessions run one after another, ``--concurrency`` of them at once, or start by ``--arrival-rate``.
 Exit codes: 0 all sessions complete, 1 a session failed, 2 bad flags.
@@ -15,12 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from vllm_omni.benchmarks import report
-from vllm_omni.benchmarks.metrics import (
-    Basis,
-    ChunkRecord,
-    aggregate_metrics,
-    compute_metrics,
-)
+from vllm_omni.benchmarks.metrics import Basis, ChunkRecord, aggregate_metrics, compute_metrics
 from vllm_omni.benchmarks.report import RunDescription, SessionResult
 from vllm_omni.benchmarks.session import (
     BenchmarkError,
@@ -88,7 +81,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All flags of the benchmark."""
+    """All flags of the benchmark, behind the word that vLLM's command of this name has there."""
+    parser.add_argument("what", nargs="?", choices=["serve"], help="a running server, always")
     _add_target_flags(parser.add_argument)
     _add_workload_flags(parser.add_argument)
     _add_run_flags(parser.add_argument)

@@ -46,11 +46,7 @@ class SessionOptions:
 
 
 def endpoint_url(base_url: str | None, host: str = "127.0.0.1", port: int = 8000) -> str:
-    """WebSocket address: of a base URL (http, https, ws, wss; path appended if absent) or host.
-
-    Raises:
-        ValueError: the base URL has another scheme.
-    """
+    """WebSocket address: of a base URL (http, https, ws, wss; path appended if absent) or host."""
     return socket_url(base_url or f"http://{host}:{port}")
 
 
@@ -86,12 +82,7 @@ class _Session:
         self._chunks: list[ChunkRecord] = []
 
     async def run(self, message: dict[str, object], index: int, run_began: Number) -> SessionResult:
-        """Send the start message and read everything.
-
-        Raises:
-            BenchmarkError: something else than the whole rollout came.
-            WorldError: the server, or the connection to it.
-        """
+        """Send the start message and read everything."""
         self._started = time.perf_counter()
         began = await self._within(self._client.open(message))
         video_start_s = time.perf_counter() - self._started

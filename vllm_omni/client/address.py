@@ -1,17 +1,30 @@
-"""Addresses of a server and what it says about itself over HTTP."""
+"""A server as a client finds it: its address, what it says over HTTP, its socket, its answers."""
 
 import asyncio
 import base64
+import json
 import mimetypes
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
+from typing import cast
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
 
 from vllm_omni.client.errors import CannotConnectError, KeyRefusedError, ProtocolError
-from vllm_omni.entrypoints.server.protocol import MAX_START_CHARS, Capabilities, load_object
+from vllm_omni.entrypoints.server.protocol import (
+    MAX_START_CHARS,
+    SERVER_MESSAGES,
+    Capabilities,
+    ErrorMessage,
+    ServerMessage,
+    load_object,
+    type_of,
+)
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.checking import validate
 
@@ -120,3 +133,68 @@ async def _lack(client: httpx.AsyncClient, url: str) -> str | None:
         return f"no answer: {error}"
     ready = answer.status_code == HTTPStatus.OK
     return None if ready else f"it answers {answer.status_code}: {answer.text[:100]}"
+
+
+async def connect_to(address: str, api_key: str | None) -> ClientConnection:
+    """A connection to the server at an address.
+
+    Raises:
+        CannotConnectError: no server, or it denies the connection.
+        KeyRefusedError: it wants a key, or another one.
+    """
+    url = socket_url(address)
+    try:
+        # Answers to the socket's own pings would wait behind a full receive buffer.
+        return await connect(
+            url, max_size=None, ping_interval=None, additional_headers=bearer(api_key)
+        )
+    except InvalidStatus as error:
+        raise _denied(url, error) from error
+    except (OSError, InvalidHandshake, InvalidURI) as error:
+        raise CannotConnectError(f"cannot connect to {url}: {error}") from error
+
+
+def _denied(url: str, error: InvalidStatus) -> CannotConnectError:
+    """What a server that opens no socket says, in its own words where it has some."""
+    status = error.response.status_code
+    said = (error.response.body or b"").decode(errors="replace")
+    with suppress(ValueError, KeyError, TypeError):
+        said = json.loads(said)["error"]["message"]
+    text = f"{url} denies the connection with status {status}" + (f": {said}" if said else "")
+    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        return KeyRefusedError(f"{text}; it may want an API key", status=status)
+    return CannotConnectError(text, status=status)
+
+
+_ANSWERS = {type_of(message): message for message in SERVER_MESSAGES}
+_MAX_CHARS = 2 * MAX_START_CHARS
+_LEFT_OUT: dict[str, dict[str, object]] = {
+    "video.start": {"request_id": "", "config": {}},
+    "video.chunk_metadata": {"request_id": "", "transport_chunk_index": 0, "num_frames": 0},
+    "session.done": {"request_id": "", "chunks": 0, "stopped": False},
+}
+"""What servers of older releases may leave out."""
+_OF_EVENTS = frozenset({"event_id_conflict", "interaction_failed"})
+"""Codes of errors that never end a world."""
+
+
+def parsed(text: str) -> ServerMessage | None:
+    """A message of a server, ``None`` for a kind that this client does not know.
+
+    Raises:
+        ProtocolError: it is no message of this protocol.
+    """
+    try:
+        raw = load_object(text, limit=_MAX_CHARS)
+        kind = str(raw.get("type"))
+        if kind not in _ANSWERS:
+            return None
+        filled = _LEFT_OUT.get(kind, {}) | raw
+        return cast(ServerMessage, validate(_ANSWERS[kind], filled, written=True))
+    except InvalidRequestError as error:
+        raise ProtocolError(f"the server sent no message of this protocol: {error}") from error
+
+
+def is_of_an_event(message: ErrorMessage) -> bool:
+    """Whether an error is about one event alone, so that the world goes on."""
+    return message.event_id is not None or message.code in _OF_EVENTS

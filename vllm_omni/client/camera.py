@@ -4,12 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vllm_omni.diffusion.camera_motion import (
-    ACTION_KEYS,
-    MOVE_STEP,
-    PITCH_STEP_RAD,
-    YAW_STEP_RAD,
-)
+from vllm_omni.diffusion.camera_motion import ACTION_KEYS, MOVE_STEP, PITCH_STEP_RAD, YAW_STEP_RAD
 
 KEYS = frozenset(ACTION_KEYS)
 KEY_HELP = "w a s d move, i j k l look, space stands still, q ends the world"

@@ -13,10 +13,8 @@ from jaxtyping import UInt8
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from vllm_omni.client.address import ask_capabilities, image_url, wait_until_ready
-from vllm_omni.client.answers import is_of_an_event, parsed, refused
+from vllm_omni.client import address as server
 from vllm_omni.client.camera import Pose, pose_of_keys
-from vllm_omni.client.connection import connect_to
 from vllm_omni.client.errors import (
     ConnectionLostError,
     EventRefusedError,
@@ -102,7 +100,7 @@ class WorldClient:
         self._parts: list[bytes] = []
         self._events = 0
         self._has_chunk = False
-        self._refusal: ErrorMessage | None = None
+        self._refusal: WorldRefusedError | None = None
         self.position: int | None = None
         self.started: VideoStart | None = None
         self.done: SessionDone | None = None
@@ -120,11 +118,11 @@ class WorldClient:
 
     async def capabilities(self) -> Capabilities:
         """What the server can do: its size, its chunks, its rate."""
-        return await ask_capabilities(self._address, self._api_key)
+        return await server.ask_capabilities(self._address, self._api_key)
 
     async def wait_ready(self, patience_s: float | int = 600.0) -> None:
         """Wait until the server can make worlds: while it loads, or after it was lost."""
-        await wait_until_ready(self._address, patience_s)
+        await server.wait_until_ready(self._address, patience_s)
 
     async def connect(self) -> None:
         """Open the connection to the server.
@@ -133,7 +131,7 @@ class WorldClient:
             CannotConnectError: no server, or it denies the connection.
             KeyRefusedError: it wants a key, or another one.
         """
-        self._socket = await connect_to(self._address, self._api_key)
+        self._socket = await server.connect_to(self._address, self._api_key)
 
     async def close(self) -> None:
         """Close the connection; a world that still runs ends."""
@@ -174,15 +172,12 @@ class WorldClient:
         sides = {} if size is None else {"width": size[0], "height": size[1]}
         message = {
             "type": "session.start", "prompt": prompt, "queue": True, "fps": fps,
-            "image_reference": {"image_url": image_url(image)}, **length, **sides, **fields,
+            "image_reference": {"image_url": server.image_url(image)}, **length, **sides, **fields,
         }  # fmt: skip
         return await self.open(message, on_position=on_position)
 
     async def open(
-        self,
-        message: Mapping[str, object],
-        *,
-        on_position: Callable[[int], None] | None = None,
+        self, message: Mapping[str, object], *, on_position: Callable[[int], None] | None = None
     ) -> VideoStart:
         """Open a world by a whole ``session.start``; else as :meth:`start`."""
         await self.send(message)
@@ -260,7 +255,7 @@ class WorldClient:
         seed: int | None = None,
     ) -> None:
         """Begin the world anew; its next chunk has index 0. What is not given stays."""
-        picture = None if image is None else {"image_url": image_url(image)}
+        picture = None if image is None else {"image_url": server.image_url(image)}
         given = {"prompt": prompt, "image_reference": picture, "seed": seed}
         changes = {name: value for name, value in given.items() if value is not None}
         await self.send({"type": "session.reset", **changes})
@@ -338,13 +333,13 @@ class WorldClient:
         text = await self._receive()
         if isinstance(text, bytes):
             raise ProtocolError(f"{len(text)} binary bytes came without metadata")
-        message = parsed(text)
+        message = server.parsed(text)
         if isinstance(message, VideoStart):
             self.started, self.position = message, None
         elif isinstance(message, SessionDone):
             self.done = message
             if self._refusal is not None:
-                raise refused(self._refusal)
+                raise self._refusal
         elif isinstance(message, ErrorMessage):
             self._refuse(message)
         return message
@@ -358,17 +353,18 @@ class WorldClient:
     def _lost(self, error: ConnectionClosed) -> ConnectionLostError | WorldRefusedError:
         """What the end of a connection means: the last refusal, if nothing followed it."""
         if self._refusal is not None:
-            return refused(self._refusal)
+            return self._refusal
         return ConnectionLostError(f"the connection closed before session.done: {error}")
 
     def _refuse(self, message: ErrorMessage) -> None:
         """Raise what an error means, or wait where only its sequel can tell."""
         unclear = message.code == "invalid_request"
-        if is_of_an_event(message) or (unclear and self._has_chunk):
+        refusal = WorldRefusedError(message.message, code=message.code)
+        if server.is_of_an_event(message) or (unclear and self._has_chunk):
             raise EventRefusedError(message.message, code=message.code, event_id=message.event_id)
         if not unclear:
-            raise refused(message)
-        self._refusal = message
+            raise refusal
+        self._refusal = refusal
 
     async def _payload(self, metadata: VideoChunkMetadata) -> bytes:
         payload = await self._receive()

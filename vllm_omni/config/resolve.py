@@ -201,9 +201,7 @@ def _with_device_names(config: OmniDiffusionConfig) -> OmniDiffusionConfig:
         )
     ]
     return replace(
-        config,
-        devices=",".join(shares),
-        replicas=replace(config.replicas, devices=tuple(shares)),
+        config, devices=",".join(shares), replicas=replace(config.replicas, devices=tuple(shares))
     )
 
 

@@ -12,12 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from vllm_omni import envs
-from vllm_omni.diffusion.data import (
-    DEFAULT_GEOMETRY,
-    Device,
-    OmniDiffusionConfig,
-    SamplingDefaults,
-)
+from vllm_omni.diffusion.data import DEFAULT_GEOMETRY, Device, OmniDiffusionConfig, SamplingDefaults
 from vllm_omni.diffusion.geometry import VideoGeometry, chunks_of
 from vllm_omni.diffusion.registry import MODELS
 from vllm_omni.errors import ConfigError, ConfigTypeError, InvalidRequestError
@@ -197,36 +192,22 @@ def decide(
 
 
 def decided_fields(stage: StageSettings) -> dict[str, object]:
-    """What a decided stage gives to the fields of :class:`OmniDiffusionConfig`.
-
-    Raises:
-        ConfigError: if a side is not a multiple of 16.
-    """
-    backend = stage.distributed_executor_backend
-    quantization = {
-        "method": stage.quantization,
-        "ignored_layers": (*(stage.ignored_layers or ()),),
-    }
-    return {
-        "device": stage.device,
-        "devices": stage.devices,
-        "dtype": stage.dtype,
-        "enforce_eager": stage.enforce_eager,
+    """What a decided stage gives to the fields of :class:`OmniDiffusionConfig`."""
+    backend, ignored = stage.distributed_executor_backend, tuple(stage.ignored_layers or ())
+    quantization = {"method": stage.quantization, "ignored_layers": ignored}
+    same = (
+        "device", "devices", "dtype", "enforce_eager", "linear_backend", "action_root",
+        "model_class_name",
+    )  # fmt: skip
+    return {name: getattr(stage, name) for name in same} | {
         "executor": "inline" if backend == "uni" else backend,
-        "linear_backend": stage.linear_backend,
         "quantization": {} if stage.quantization is None else quantization,
-        "action_root": stage.action_root,
-        "model_class_name": stage.model_class_name,
         "geometry": _geometry(stage),
     }
 
 
 def check_sampling(defaults: SamplingDefaults, config: OmniDiffusionConfig) -> None:
-    """Refuse defaults that no request could use.
-
-    Raises:
-        ConfigError: naming the default.
-    """
+    """Refuse defaults that no request could use; raises ConfigError naming the default."""
     if defaults.generator_device not in {None, "cpu", config.device}:
         raise ConfigError(
             "default_sampling_params.generator_device must be cpu or the stage's device, which is "

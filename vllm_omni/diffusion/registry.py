@@ -50,20 +50,11 @@ class ModelEntry:
     preload: tuple[str, ...] = ()
 
     def check_checkpoint(self, directory: Path, parallel: DiffusionParallelConfig) -> None:
-        """Refuse what cannot be loaded, as far as small files tell.
-
-        Raises:
-            CheckpointError: if the directory does not hold this model.
-            UnsupportedParallelismError: if the model does not run with these degrees.
-        """
+        """Refuse what cannot be loaded, as far as small files tell."""
         _imported(self.checkpoint_check)(directory, parallel)
 
     def prepare_picture(self, source: object) -> SourceImage:
-        """Decode a first picture into the form that this model takes.
-
-        Raises:
-            InvalidRequestError: if it is none.
-        """
+        """Decode a first picture into the form that this model takes."""
         return _imported(self.picture)(source)
 
     def load_tokenizer(self, directory: Path) -> Callable[[str], TokenizedPrompt]:

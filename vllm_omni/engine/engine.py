@@ -112,11 +112,7 @@ class Engine(Scheduler):
         replica.start_beside()
 
     def _wait_for_another(self) -> None:
-        """Wait until a replica serves.
-
-        Raises:
-            OmniError: if none comes up.
-        """
+        """Wait until a replica serves; raises OmniError if none comes up."""
         while self.unready_reason is not None and not self.draining:
             if self.failure is not None:
                 raise self.failure

@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncOmni", "Omni"]
 
-_LAZY = {
-    "AsyncOmni": "vllm_omni.entrypoints.async_omni",
-    "Omni": "vllm_omni.entrypoints.omni",
-}
+_LAZY = {"AsyncOmni": "vllm_omni.entrypoints.async_omni", "Omni": "vllm_omni.entrypoints.omni"}
 
 
 def __getattr__(name: str) -> object:

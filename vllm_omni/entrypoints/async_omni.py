@@ -9,15 +9,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from vllm_omni.config.resolve import resolve
 from vllm_omni.diffusion.messages import SessionRequest
 from vllm_omni.engine.session import ChunkReady, Ended, EndReason, StopCause
-from vllm_omni.entrypoints.engine_client import EngineClient
-from vllm_omni.entrypoints.event_queue import EventQueue
+from vllm_omni.entrypoints.engine_client import EngineClient, EventQueue
 from vllm_omni.entrypoints.outputs import ClipCollector, chunk_output
 from vllm_omni.envs import detect_platform
 from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.inputs.checking import validate
-from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.inputs.data import NAMES, OmniDiffusionSamplingParams, rollout_fields
 from vllm_omni.inputs.interaction import Interaction, control_event
-from vllm_omni.inputs.prompts import NAMES, rollout_fields
 from vllm_omni.outputs import OmniRequestOutput
 
 
@@ -56,7 +54,7 @@ class AsyncOmni:
         )
         self._door = self._client.door(NAMES)
         self._session_ids: dict[str, str] = {}
-        self.on_chunk: Callable[[], object] = _nothing
+        self.on_chunk: Callable[[], object] = lambda: None  # nobody shows progress
         self._client.engine.start()
 
     @property
@@ -120,11 +118,7 @@ class AsyncOmni:
             del self._session_ids[request_id]
 
     def request(self, prompt: object, params: OmniDiffusionSamplingParams) -> SessionRequest:
-        """Check a request, then decode its picture and read its camera.
-
-        Raises:
-            InvalidRequestError: naming the field, what was got and what is needed.
-        """
+        """Check a request, then decode its picture and read its camera."""
         request = self._door.check(rollout_fields(prompt, params))
         return self._door.complete(request, self._door.picture(request.image))
 
@@ -165,13 +159,8 @@ class AsyncOmni:
         self._client.engine.close()
 
 
-def _nothing() -> None:
-    """Follow a chunk where nobody shows progress."""
-
-
 def _single_params(
-    params: OmniDiffusionSamplingParams | None,
-    listed: list[OmniDiffusionSamplingParams] | None,
+    params: OmniDiffusionSamplingParams | None, listed: list[OmniDiffusionSamplingParams] | None
 ) -> OmniDiffusionSamplingParams:
     if listed is not None:
         if params is not None or len(listed) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,14 +10,14 @@ from pathlib import Path
 from prometheus_client import PlatformCollector, ProcessCollector
 
 from vllm_omni.config.resolve import ResolvedDeployment
-from vllm_omni.diffusion.data import OmniDiffusionConfig, ReplicaConfig, SamplingDefaults
+from vllm_omni.diffusion.data import ReplicaConfig, SamplingDefaults
 from vllm_omni.diffusion.executor import connect, create_executor
-from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind, TokenizedPrompt
 from vllm_omni.diffusion.registry import ModelEntry
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.growth import Growth
 from vllm_omni.engine.metrics import EngineMetrics
+from vllm_omni.engine.session import SessionEvent
 from vllm_omni.engine.supervisor import WorkerSupervisor, warm_up_request
 from vllm_omni.inputs.door import Door
 from vllm_omni.inputs.request import RequestPolicy
@@ -48,8 +49,8 @@ class EngineClient:
         """
         config = deployment.config
         tokenize = deployment.model.load_tokenizer(Path(config.model))
-        size = _warm_up_size(config) if warm_up else None
-        request = None if size is None else warm_up_request(size, tokenize("warm-up"))
+        size = config.geometry if config.enforce_eager else config.prepared_geometry
+        request = warm_up_request(size, tokenize("warm-up")) if warm_up and size else None
         connect(config)
 
         def supervisor_of(replica: int) -> WorkerSupervisor:
@@ -95,10 +96,6 @@ class EngineClient:
         )
 
 
-def _warm_up_size(config: OmniDiffusionConfig) -> VideoGeometry | None:
-    return config.geometry if config.enforce_eager else config.prepared_geometry
-
-
 def _growth(
     replicas: ReplicaConfig, make_supervisor: Callable[[int], WorkerSupervisor]
 ) -> Growth | None:
@@ -112,3 +109,27 @@ def _growth(
 def _given(defaults: SamplingDefaults) -> dict[str, object]:
     values = {field.name: getattr(defaults, field.name) for field in fields(defaults)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+class EventQueue:
+    """Made and read on one event loop; :meth:`put` is the engine's sink.
+
+    It stays short: the engine pauses a session whose chunks nobody takes.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+
+    def put(self, event: SessionEvent) -> None:
+        """Hand over one event, from any thread; without effect once the loop is closed."""
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:
+            # The reader has gone with its loop, and must not take the engine with it.
+            if not self._loop.is_closed():
+                raise
+
+    async def get(self) -> SessionEvent:
+        """Wait for the next event and return it."""
+        return await self._events.get()

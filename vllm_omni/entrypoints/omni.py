@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
+_Params = OmniDiffusionSamplingParams | Sequence[OmniDiffusionSamplingParams] | None
+
+
 class Omni:
     """Generates worlds one after another; usable as a context manager.
 
@@ -45,9 +48,7 @@ class Omni:
     def generate(
         self,
         prompts: object,
-        sampling_params_list: OmniDiffusionSamplingParams
-        | Sequence[OmniDiffusionSamplingParams]
-        | None = None,
+        sampling_params_list: _Params = None,
         *,
         py_generator: Literal[False] = False,
         use_tqdm: bool = True,
@@ -57,9 +58,7 @@ class Omni:
     def generate(
         self,
         prompts: object,
-        sampling_params_list: OmniDiffusionSamplingParams
-        | Sequence[OmniDiffusionSamplingParams]
-        | None = None,
+        sampling_params_list: _Params = None,
         *,
         py_generator: Literal[True],
         use_tqdm: bool = True,
@@ -68,9 +67,7 @@ class Omni:
     def generate(
         self,
         prompts: object,
-        sampling_params_list: OmniDiffusionSamplingParams
-        | Sequence[OmniDiffusionSamplingParams]
-        | None = None,
+        sampling_params_list: _Params = None,
         *,
         py_generator: bool = False,
         use_tqdm: bool = True,
@@ -162,10 +159,7 @@ class _Reader:
         await self._rollout.aclose()
 
 
-def _paired(
-    prompts: object,
-    params: OmniDiffusionSamplingParams | Sequence[OmniDiffusionSamplingParams] | None,
-) -> list[tuple[object, OmniDiffusionSamplingParams]]:
+def _paired(prompts: object, params: _Params) -> list[tuple[object, OmniDiffusionSamplingParams]]:
     many = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
     if params is None or isinstance(params, OmniDiffusionSamplingParams):
         return [(prompt, params or OmniDiffusionSamplingParams()) for prompt in many]
@@ -183,16 +177,12 @@ def _paired(
 def _progress(
     requests: Sequence[tuple[object, OmniDiffusionSamplingParams]], *, shown: bool
 ) -> tqdm[NoReturn]:
+    """A bar over the chunks of all requests, without an end where a length is missing or wrong."""
     from tqdm import tqdm
 
-    total = _chunks_of_all(requests)
-    return tqdm(total=total, unit=" chunks", disable=not shown, leave=False)
-
-
-def _chunks_of_all(requests: Sequence[tuple[object, OmniDiffusionSamplingParams]]) -> int | None:
-    """How many chunks all requests have, ``None`` where a length is missing or wrong."""
     lengths = [params.num_frames for _, params in requests]
     try:
-        return sum(chunks_of(one) for one in lengths if isinstance(one, int)) or None
+        total = sum(chunks_of(one) for one in lengths if isinstance(one, int)) or None
     except InvalidRequestError:
-        return None  # The request itself is refused with this error in a moment.
+        total = None  # The request itself is refused with this error in a moment.
+    return tqdm(total=total, unit=" chunks", disable=not shown, leave=False)

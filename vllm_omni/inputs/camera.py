@@ -10,16 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from vllm_omni.diffusion.camera_motion import (
-    float32_keeps_motion,
-    moved_to_first,
-    normalise_keys,
-)
+from vllm_omni.diffusion.camera_motion import float32_keeps_motion, moved_to_first, normalise_keys
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.messages import CameraSource, LiveCamera, RecordedCamera, ScriptedKeys
 from vllm_omni.errors import InvalidRequestError
-from vllm_omni.inputs.npy import read_npy
-from vllm_omni.inputs.safe_files import open_directory_below, open_file_in
+from vllm_omni.inputs.safe_files import open_directory_below, open_file_in, read_npy
 from vllm_omni.wording import shown
 
 MAX_RECORDED_FRAMES = 4096

@@ -59,9 +59,6 @@ def require_text(raw: object, within: str = "") -> None:
 
     JSON can spell half of a surrogate pair (``"\\ud83d"``, an emoji that was cut in two). No
     answer, log or file could repeat such a text.
-
-    Raises:
-        InvalidRequestError: naming the field that holds it.
     """
     waiting: list[tuple[tuple[object, ...], object]] = [((within,), raw)]
     looked_into: set[int] = set()  # What Python or YAML built may hold itself.
@@ -138,3 +135,29 @@ def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequ
         return error
     text = str(error).removeprefix(f"{error.field}: ")
     return type(error)(text, field=f"{names[head]}{dot}{tail}")
+
+
+MAX_JSON_VALUES = 100_000
+"""Brackets and commas of one text. Each may stand for a value, and each value costs some hundred
+bytes and a microsecond, many times those of the text. A script needs eight for each chunk."""
+_SLICE_CHARS = 2**20
+
+
+def require_few_values(
+    text: str, *, limit: int = MAX_JSON_VALUES, field: str | None = None
+) -> None:
+    """Refuse a JSON text that holds very many values.
+
+    What stands inside strings counts as well: telling the two apart would cost as much as parsing.
+
+    Raises:
+        InvalidRequestError: naming the field, where one is given, and the limit.
+    """
+    found = 0
+    for start in range(0, len(text), _SLICE_CHARS):
+        found += sum(text.count(mark, start, start + _SLICE_CHARS) for mark in "[{,")
+        if found > limit:
+            raise InvalidRequestError(
+                f"the JSON has more than {limit} values (brackets and commas); send fewer",
+                field=field,
+            )

@@ -49,11 +49,7 @@ class Door:
         return request
 
     def picture(self, source: object) -> SourceImage:
-        """Decode a picture; not for an event loop.
-
-        Raises:
-            InvalidRequestError: if it is none.
-        """
+        """Decode a picture; not for an event loop."""
         with self._in_their_words():
             return self.prepare_picture(source)
 

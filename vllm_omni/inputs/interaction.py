@@ -118,9 +118,7 @@ _Component = Annotated[float, Field(strict=True, ge=-1e6, le=1e6), NUMBER]
 """Of a translation or quaternion; beyond these bounds float32 rays lose every digit."""
 _Translation = Annotated[tuple[_Component, ...], Field(strict=False, min_length=3, max_length=3)]
 _Rotation = Annotated[
-    tuple[_Component, ...],
-    Field(strict=False, min_length=4, max_length=4),
-    AfterValidator(_unit),
+    tuple[_Component, ...], Field(strict=False, min_length=4, max_length=4), AfterValidator(_unit)
 ]
 
 

@@ -201,18 +201,13 @@ def _from_array(source: object) -> SourceImage | None:
 
     Returns:
         The picture, or ``None`` where ``source`` is neither array nor tensor.
-
-    Raises:
-        InvalidRequestError: for another shape, type or range.
     """
     if isinstance(source, np.ndarray):
         height, width, channels = _one_image(source.shape, "H, W, 3")
-        _check_channels(channels, source.shape, "H, W, 3")
         _check_pixels(width, height)
         samples = source
     elif _is_tensor(source):
         channels, height, width = _one_image(source.shape, "3, H, W")
-        _check_channels(channels, source.shape, "3, H, W")
         _check_pixels(width, height)
         samples = _on_host(source).reshape(channels, height, width).transpose(1, 2, 0)
     else:
@@ -230,18 +225,9 @@ def _is_tensor(source: object) -> "TypeGuard[Tensor]":
 
 def _one_image(shape: Sequence[int], needed: str) -> tuple[int, int, int]:
     sizes = tuple(shape[1:] if len(shape) == 4 and shape[0] == 1 else shape)
-    if len(sizes) != 3:
-        raise _wrong_shape(shape, needed)
+    if len(sizes) != 3 or sizes[needed.split(", ").index("3")] != 3:
+        raise _refused(f"needs shape [{needed}] or [1, {needed}], got {list(shape)}")
     return sizes
-
-
-def _check_channels(channels: int, shape: Sequence[int], needed: str) -> None:
-    if channels != 3:
-        raise _wrong_shape(shape, needed)
-
-
-def _wrong_shape(shape: Sequence[int], needed: str) -> InvalidRequestError:
-    return _refused(f"needs shape [{needed}] or [1, {needed}], got {list(shape)}")
 
 
 def _on_host(tensor: "Tensor") -> Shaped[np.ndarray, "..."]:
@@ -252,9 +238,7 @@ def _on_host(tensor: "Tensor") -> Shaped[np.ndarray, "..."]:
     return host.numpy()
 
 
-def _signed(
-    samples: Shaped[np.ndarray, "height width 3"],
-) -> Float32[np.ndarray, "height width 3"]:
+def _signed(samples: Shaped[np.ndarray, "height width 3"]) -> Float32[np.ndarray, "height width 3"]:
     if samples.dtype.kind not in "fiu":
         raise _refused(f"needs numbers, got type {samples.dtype}")
     values = np.array(samples, dtype=np.float32, order="C")

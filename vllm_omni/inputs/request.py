@@ -14,12 +14,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from vllm_omni.diffusion.data import DiffusionParallelConfig
-from vllm_omni.diffusion.geometry import (
-    PIXELS_PER_TOKEN,
-    VideoGeometry,
-    chunks_of,
-    pixel_frames_of,
-)
+from vllm_omni.diffusion.geometry import PIXELS_PER_TOKEN, VideoGeometry, chunks_of, pixel_frames_of
 from vllm_omni.diffusion.messages import (
     LiveCamera,
     OutputKind,
@@ -197,10 +192,6 @@ def session_request(
     """Complete a checked request: read a recorded path, take the size of the picture.
 
     Reads files, so not for an event loop.
-
-    Raises:
-        InvalidRequestError: for a path that cannot be followed, or a picture whose shape gives a
-            size that cannot be made.
     """
     geometry = request.geometry or policy.geometry
     if geometry is None:

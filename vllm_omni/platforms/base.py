@@ -1,14 +1,16 @@
-"""The interface between the package and a kind of device. Each platform implements it once."""
+"""The interface between the package and a kind of device, and what GPUs and NPUs have in common."""
 
+from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
+from typing_extensions import override
 
 from vllm_omni.platforms.fused import Int8Ops, RotaryMul
 from vllm_omni.platforms.graphs import GraphRuntime
-from vllm_omni.platforms.laps import LapClock
+from vllm_omni.platforms.laps import DeviceLaps, LapClock
 
 
 @runtime_checkable
@@ -76,19 +78,11 @@ class Platform(Protocol):
         ...
 
     def int8_ops(self) -> Int8Ops:
-        """Return the operators of 8-bit linears.
-
-        Raises:
-            ConfigError: if the platform has none.
-        """
+        """Return the operators of 8-bit linears; raises ConfigError if the platform has none."""
         ...
 
     def rotary_mul(self) -> RotaryMul:
-        """Return the fused rotary operator.
-
-        Raises:
-            ConfigError: if the platform has none.
-        """
+        """Return the fused rotary operator; raises ConfigError if the platform has none."""
         ...
 
     def graph_runtime(self) -> GraphRuntime:
@@ -112,3 +106,65 @@ def to_device(host: Shaped[Tensor, "*shape"], device: torch.device) -> Shaped[Te
     if device.type in _WITHOUT_QUEUE or host.device.type != "cpu":
         return host.to(device)
     return host.contiguous().pin_memory().to(device, non_blocking=True)
+
+
+@runtime_checkable
+class RecordedEvent(CompletionEvent, Protocol):
+    """A completion event that the host can wait for."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed the event."""
+        ...
+
+
+class AcceleratorPlatform(Platform):
+    """A platform with a caching allocator, queues of work and timed events.
+
+    Args:
+        module: ``torch.cuda``, or the module of another device with the same interface.
+    """
+
+    pool_from_free_memory = True
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    @override
+    def free_bytes(self, device: torch.device) -> int:
+        """Ask the driver, after the allocator has given back what it can.
+
+        What the allocator keeps (pieces between other tensors, memory of graphs) is of no use to a
+        new pool.
+        """
+        self._module.empty_cache()
+        free, _ = self._module.mem_get_info(device)
+        return free
+
+    @override
+    def peak_bytes(self, device: torch.device) -> int:
+        return self._module.max_memory_allocated(device)
+
+    @override
+    def synchronize(self, device: torch.device) -> None:
+        self._module.synchronize(device)
+
+    @override
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor to the host through pinned memory.
+
+        Every call takes a new pinned buffer, since one that is used again might be written before
+        an earlier copy out of it has run.
+        """
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        self._recorded_event(tensor.device).synchronize()
+        return host
+
+    @override
+    def lap_clock(self, device: torch.device) -> LapClock:
+        return DeviceLaps(self._module, device)
+
+    def _recorded_event(self, device: torch.device) -> RecordedEvent:
+        event = self._module.Event()
+        event.record(self._module.current_stream(device))
+        return event

@@ -4,9 +4,9 @@ import torch
 from typing_extensions import override
 
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.accelerator import AcceleratorPlatform
+from vllm_omni.platforms.base import AcceleratorPlatform
 from vllm_omni.platforms.fused import Int8Ops, RotaryMul
-from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
+from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphRuntime
 
 _OLDEST_TORCH = (2, 11)
 
@@ -71,4 +71,4 @@ class CudaPlatform(AcceleratorPlatform):
 
     @override
     def graph_runtime(self) -> GraphRuntime:
-        return DeviceGraphRuntime("cuda", GraphInterface(torch.cuda, torch.cuda.CUDAGraph))
+        return DeviceGraphRuntime("cuda", torch.cuda, torch.cuda.CUDAGraph)

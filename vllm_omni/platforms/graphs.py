@@ -14,9 +14,14 @@ GraphFunction = Callable[..., tuple[Tensor, ...]]
 """Work on fixed input tensors. It must not wait for the device and not look at values."""
 
 
-@runtime_checkable
-class DeviceEvent(Protocol):
-    """A point in the work of a stream."""
+DeviceEvent = object
+"""A point in the work of a stream, as the device's library has it."""
+GraphPool = object
+"""A memory pool shared by graphs, as the device's library has it.
+
+Two graphs of one pool must never run concurrently, and no graph may run while an output of another
+one is still being read.
+"""
 
 
 @runtime_checkable
@@ -34,15 +39,6 @@ class DeviceStream(Protocol):
     def synchronize(self) -> None:
         """Wait on the host for all work of this stream."""
         ...
-
-
-@runtime_checkable
-class GraphPool(Protocol):
-    """A memory pool shared by graphs.
-
-    Two graphs of one pool must never run concurrently, and no graph may run while an output of
-    another one is still being read.
-    """
 
 
 @runtime_checkable
@@ -116,34 +112,27 @@ class GraphRuntime(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class GraphInterface:
-    """The places where torch keeps the graphs of a device.
+class DeviceGraphRuntime(GraphRuntime):
+    """Captures graphs on a device. All captures share one side stream, since streams are few.
 
-    Attributes:
+    Args:
         module: ``torch.cuda``, or the module of another device with the same interface.
         new_graph: makes an empty graph.
     """
 
-    module: ModuleType
-    new_graph: Callable[[], Replayable]
-
-
-class DeviceGraphRuntime(GraphRuntime):
-    """Captures graphs on a device. All captures share one side stream, since streams are few."""
-
-    def __init__(self, name: str, interface: GraphInterface) -> None:
+    def __init__(self, name: str, module: ModuleType, new_graph: Callable[[], Replayable]) -> None:
         self.name = name
-        self._interface = interface
-        self._capture_stream = interface.module.Stream()
+        self._module = module
+        self._new_graph = new_graph
+        self._capture_stream = module.Stream()
 
     @override
     def current_stream(self, device: torch.device) -> DeviceStream:
-        return self._interface.module.current_stream(device)
+        return self._module.current_stream(device)
 
     @override
     def is_capturing(self) -> bool:
-        return self._interface.module.is_current_stream_capturing()
+        return self._module.is_current_stream_capturing()
 
     @override
     def record_owner(self, tensor: Shaped[Tensor, "..."], stream: DeviceStream) -> None:
@@ -151,7 +140,7 @@ class DeviceGraphRuntime(GraphRuntime):
 
     @override
     def record_event(self, stream: DeviceStream) -> DeviceEvent:
-        event = self._interface.module.Event()
+        event = self._module.Event()
         event.record(stream)
         return event
 
@@ -161,7 +150,7 @@ class DeviceGraphRuntime(GraphRuntime):
 
     @override
     def new_pool(self) -> GraphPool:
-        return self._interface.module.graph_pool_handle()
+        return self._module.graph_pool_handle()
 
     @override
     def capture(
@@ -173,12 +162,12 @@ class DeviceGraphRuntime(GraphRuntime):
         pool: GraphPool,
     ) -> Capture:
         """Run the function once, which loads its kernels, then capture it."""
-        module, side = self._interface.module, self._capture_stream
+        module, side = self._module, self._capture_stream
         side.wait_stream(stream)
         with torch.inference_mode(), module.stream(side):
             function(*inputs)
         side.synchronize()
-        graph = self._interface.new_graph()
+        graph = self._new_graph()
         # Other threads may use the device meanwhile, which a global capture would forbid.
         with (
             torch.inference_mode(),
@@ -188,14 +177,6 @@ class DeviceGraphRuntime(GraphRuntime):
         side.synchronize()
         stream.wait_stream(side)
         return Capture(graph, outputs, (pool, side, inputs))
-
-
-class HostEvent(DeviceEvent):
-    """A point that has always been passed."""
-
-
-class HostPool(GraphPool):
-    """No memory: on a host every result allocates its own."""
 
 
 class HostStream(DeviceStream):
@@ -252,7 +233,7 @@ class EagerGraphRuntime(GraphRuntime):
     @override
     def record_event(self, stream: DeviceStream) -> DeviceEvent:
         del stream
-        return HostEvent()
+        return object()  # a point that has always been passed
 
     @override
     def wait_event(self, stream: DeviceStream, event: DeviceEvent) -> None:
@@ -260,7 +241,7 @@ class EagerGraphRuntime(GraphRuntime):
 
     @override
     def new_pool(self) -> GraphPool:
-        return HostPool()
+        return object()  # no memory: on a host every result allocates its own
 
     @override
     def capture(

@@ -11,10 +11,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.accelerator import AcceleratorPlatform
-from vllm_omni.platforms.base import CompletionEvent
+from vllm_omni.platforms.base import AcceleratorPlatform, CompletionEvent
 from vllm_omni.platforms.fused import Int8Ops, RotaryMul
-from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphInterface, GraphRuntime
+from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphRuntime
 
 _FRACTAL_NZ = 29
 """Number of the tiled weight layout in the vendor's list of formats."""
@@ -80,7 +79,7 @@ class NpuPlatform(AcceleratorPlatform):
 
     @override
     def graph_runtime(self) -> GraphRuntime:
-        return DeviceGraphRuntime("npu", GraphInterface(self._module, self._module.NPUGraph))
+        return DeviceGraphRuntime("npu", self._module, self._module.NPUGraph)
 
 
 class NpuRotaryMul(RotaryMul):

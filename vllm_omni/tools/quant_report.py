@@ -40,7 +40,7 @@ from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausal
 from vllm_omni.diffusion.models.lingbot_world.session import LingBotSession
 from vllm_omni.diffusion.models.lingbot_world.tokenizer import load_tokenizer
 from vllm_omni.diffusion.utils.scenes import SCENES, first_picture
-from vllm_omni.diffusion.worker.memory import plan_kv_pool
+from vllm_omni.diffusion.worker.worker import plan_kv_pool
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
 from vllm_omni.platforms import create_platform
 
@@ -102,11 +102,7 @@ class QuantReport:
 def make_report(
     config: OmniDiffusionConfig, *, num_chunks: int, scene: str = "day", seed: int = 42
 ) -> QuantReport:
-    """Load the model once, in both forms, and compare them over a rollout.
-
-    Raises:
-        ConfigError: if the configuration cannot be quantised.
-    """
+    """Load the model once, in both forms, and compare them over a rollout."""
     platform = create_platform(config.device)
     device = platform.device(0)
     fractal = config.npu_quant_weight_format == "nz"

@@ -7,14 +7,16 @@ benchmarks all speak of one model. Random weights paint noise: it is for develop
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
+from torch import Tensor
+
 from vllm_omni.errors import ConfigError
 from vllm_omni.tools import tiny_recipe
-from vllm_omni.tools.weight_file import write_weights
 
 TEMPLATE_DIR = Path(__file__).resolve().parents[1] / "data" / "tiny_checkpoint"
 
@@ -30,29 +32,14 @@ class _Component:
     scale: Callable[[str, Any], Any]
 
 
+_DIFFUSERS = "diffusion_pytorch_model.safetensors"
 _COMPONENTS = (
-    _Component(
-        directory="transformer",
-        filename="diffusion_pytorch_model.safetensors",
-        seed=1234,
-        shapes=tiny_recipe.transformer_shapes,
-        scale=tiny_recipe.scale_transformer,
-    ),
-    _Component(
-        directory="vae",
-        filename="diffusion_pytorch_model.safetensors",
-        seed=4321,
-        shapes=tiny_recipe.vae_shapes,
-        scale=tiny_recipe.scale_vae,
-    ),
-    _Component(
-        directory="text_encoder",
-        filename="model.safetensors",
-        seed=2468,
-        shapes=tiny_recipe.text_encoder_shapes,
-        scale=tiny_recipe.scale_text_encoder,
-    ),
-)
+    _Component("transformer", _DIFFUSERS, 1234,
+               tiny_recipe.transformer_shapes, tiny_recipe.scale_transformer),
+    _Component("vae", _DIFFUSERS, 4321, tiny_recipe.vae_shapes, tiny_recipe.scale_vae),
+    _Component("text_encoder", "model.safetensors", 2468,
+               tiny_recipe.text_encoder_shapes, tiny_recipe.scale_text_encoder),
+)  # fmt: skip
 
 
 def write_tiny_checkpoint(directory: Path, *, force: bool = False) -> Path:
@@ -138,3 +125,11 @@ def _write_files(directory: Path) -> None:
         )
         path = directory / component.directory / component.filename
         write_weights(path, weights)
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write one safetensors file, with the permissions of the umask.
+
+    The library's own ``save_file`` makes a file that is closed to everybody else.
+    """
+    path.write_bytes(save(dict(weights), metadata={"format": "pt"}))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.dense_oracle import visible_history
+from tests.helpers.kv_window import resident_frames
 from vllm_omni.errors import ConfigError, OutOfKVMemoryError, SessionClosedError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec, MemoryNeeds, plan_pool
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
@@ -65,7 +66,7 @@ def test_resident_frames_are_oldest_first(sizes, committed):
     sink, window = sizes
     layout = WindowLayout(window, sink)
     frame_of = {layout.slot(frame): frame for frame in range(committed)}
-    frames = [frame_of[slot] for slot in layout.resident_frames(committed)]
+    frames = [frame_of[slot] for slot in resident_frames(layout, committed)]
     assert frames == sorted(frames)
     assert len(frames) == min(committed, window)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.helpers.dense_oracle import visible_history
+from tests.helpers.kv_window import chronological
 from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
@@ -93,7 +94,9 @@ def test_scattered_pages_hold_the_same_bits(sink, window, page_tokens):
     for chunk in range(7):
         tensors = chunk_tensors(chunk)
         assert torch.equal(attend(extent, chunk, tensors), attend(spread, chunk, tensors))
-    for mine, theirs in zip(extent.chronological(0, 21), spread.chronological(0, 21), strict=True):
+    for mine, theirs in zip(
+        chronological(extent, 0, 21), chronological(spread, 0, 21), strict=True
+    ):
         assert torch.equal(mine, theirs)
 
 
@@ -118,7 +121,7 @@ def test_chronological_copies_are_in_the_order_of_frames():
         key = torch.arange(3 * chunk, 3 * chunk + 3).repeat_interleave(TOKENS).float()
         filled = key[:, None, None].expand(-1, HEADS, HEAD_DIM).contiguous()
         write_window(filled, -filled, kv.pool.layers[0], kv.plan(3 * chunk, 3))
-    keys, values = kv.chronological(0, 15)
+    keys, values = chronological(kv, 0, 15)
     frames = keys[::TOKENS, 0, 0].tolist()
     assert frames == [0, 1, 2, 3, 11, 12, 13, 14]
     assert torch.equal(values, -keys)

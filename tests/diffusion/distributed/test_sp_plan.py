@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vllm_omni.diffusion.distributed.sp_plan import SequencePlan
+from vllm_omni.diffusion.distributed.comm import SequencePlan
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_omni.diffusion.utils.camera_paths import INTRINSICS, gliding_path, write_camera_path
+from vllm_omni.diffusion.utils.scenes import INTRINSICS, gliding_path, write_camera_path
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_omni.diffusion.utils.contact_sheet import contact_sheet
+from vllm_omni.diffusion.utils.video_writer import contact_sheet
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

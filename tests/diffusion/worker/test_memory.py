@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.model_builders import SMALL, small_config, tiny_worker
 from vllm_omni.diffusion.data import DEFAULT_GEOMETRY, KVCacheConfig
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import ChunkOutput
-from vllm_omni.diffusion.worker.memory import plan_kv_pool
+from vllm_omni.diffusion.worker.worker import plan_kv_pool
 from vllm_omni.errors import OutOfKVMemoryError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import MemoryNeeds
 from vllm_omni.platforms.cpu import CpuPlatform

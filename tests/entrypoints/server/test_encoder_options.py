@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
+from vllm_omni.entrypoints.server.start import EncoderOptions
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.checking import validate
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_omni.client.address import parsed
 from vllm_omni.entrypoints.server import protocol
 from vllm_omni.errors import EventConflictError, InvalidRequestError
 
@@ -82,7 +83,7 @@ class TestFraming:
 
     @given(st.text(max_size=200))
     def test_any_text_parses_or_is_refused(self, text):
-        for parse in (protocol.parse_start, protocol.parse_control, protocol.parse_server):
+        for parse in (protocol.parse_start, protocol.parse_control):
             with pytest.raises(InvalidRequestError):
                 parse(text)
 
@@ -203,7 +204,7 @@ class TestServerMessages:
         ],
     )
     def test_a_client_reads_back_what_the_server_wrote(self, message):
-        assert protocol.parse_server(message.to_text()) == message
+        assert parsed(message.to_text()) == message
 
 
 def test_the_schema_describes_every_message_by_its_type():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_omni.entrypoints.server import protocol
-from vllm_omni.entrypoints.server.socket_state import (
+from vllm_omni.entrypoints.server.channel import (
     BINARY,
     READABLE,
     WRITABLE,

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.entrypoints.server.protocol import SessionStart, parse_start
+from vllm_omni.entrypoints.server.start import EncoderOptions
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.request import RolloutRequest
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.entrypoints.server.tls import check_tls
+from vllm_omni.entrypoints.server.start_checks import check_tls
 from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]

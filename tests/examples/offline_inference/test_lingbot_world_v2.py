@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.helpers.tiny import tiny_checkpoint_dir
-from vllm_omni.diffusion.utils.camera_paths import gliding_path, write_camera_path
+from vllm_omni.diffusion.utils.scenes import gliding_path, write_camera_path
 from vllm_omni.outputs import OmniRequestOutput
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]

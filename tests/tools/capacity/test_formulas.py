@@ -4,7 +4,7 @@ from math import factorial
 
 import pytest
 
-from vllm_omni.tools.capacity.formulas import (
+from vllm_omni.tools.capacity.plan import (
     mean_wait_s,
     places_for,
     play_ms,

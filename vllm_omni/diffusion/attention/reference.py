@@ -74,11 +74,7 @@ def check_attention(
 
 
 def _check_case(
-    case: _Case,
-    backend: AttentionBackend,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    case: _Case, backend: AttentionBackend, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> str:
     generator = torch.Generator().manual_seed(0)
 

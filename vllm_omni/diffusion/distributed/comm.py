@@ -1,11 +1,17 @@
 """Exchanges between the ranks that share the tokens of each latent frame (Ulysses).
 
-Each rank holds some tokens of every frame (see ``sp_plan.py``). Attention needs all tokens of some
-heads instead of some tokens of all heads. So one message per layer exchanges queries, keys and
-values, and another one the result.
+Rank r of n holds the tokens ``[r * P / n, (r + 1) * P / n)`` of *every* latent frame, P being the
+tokens of a frame. A model splits what it takes in token by token (patches of latents and camera,
+rotary tables) and joins what it puts out. Everything else is whole on every rank: timestep rows,
+keys and values of the prompt, weights.
+
+Attention needs all tokens of some heads instead of some tokens of all heads. So one message per
+layer exchanges queries, keys and values, and another one the result.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -13,8 +19,33 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic, RankGroup, TrafficKind
-from vllm_omni.diffusion.distributed.sp_plan import SequencePlan
 from vllm_omni.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """The tokens that one rank holds."""
+
+    rank: int
+    size: int
+
+    def local_count(self, tokens: int) -> int:
+        """Number of tokens on each rank out of ``tokens`` of whole latent frames."""
+        return tokens // self.size
+
+    def split(
+        self, x: Float[Tensor, "frames tokens *rest"]
+    ) -> Float[Tensor, "frames local_tokens *rest"]:
+        """Take this rank's tokens of every frame."""
+        share = self.local_count(x.shape[1])
+        return x[:, self.rank * share : (self.rank + 1) * share]
+
+    def join(
+        self, shares: Float[Tensor, "ranks frames local_tokens channels"]
+    ) -> Float[Tensor, "frames tokens channels"]:
+        """Put the shares of all ranks together, in the order of ranks."""
+        return shares.transpose(0, 1).flatten(1, 2)
+
 
 _MOST_BUFFERS = 32
 """Enough for four sizes of video. A limit is needed, since a server may meet ever new sizes."""

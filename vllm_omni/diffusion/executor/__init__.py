@@ -70,9 +70,6 @@ def connect(config: OmniDiffusionConfig) -> None:
     """Join this process to the cluster that the configuration names, if it names one.
 
     To be called in the main thread before handlers of signals are installed, which it would undo.
-
-    Raises:
-        ConfigError: if there is no such cluster.
     """
     if config.executor == "ray":
         envs.prepare_ray()

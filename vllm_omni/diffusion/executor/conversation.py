@@ -57,11 +57,7 @@ class RankConversation(ABC):
         """
 
     def send(self, command: Command) -> None:
-        """Give every rank a command.
-
-        Raises:
-            WorkerFailedError: if a rank has ended.
-        """
+        """Give every rank a command; raises WorkerFailedError if a rank has ended."""
         with self._conversation():
             for rank in range(self.world_size):
                 try:
@@ -129,11 +125,7 @@ class RankConversation(ABC):
             return self._read_pixels(slot, shape, dtype)
 
     def check_alive(self) -> None:
-        """Return at once if all ranks run.
-
-        Raises:
-            WorkerFailedError: if one has ended.
-        """
+        """Return at once if all ranks run; raises WorkerFailedError if one has ended."""
         with self._conversation():
             if self._await_ends(deadline_s=0.0, enough=1):
                 raise self._loss()

@@ -27,10 +27,7 @@ from vllm_omni.system_errors import is_refusal, sentence
 
 logger = get_logger(__name__)
 
-PRELOADED = (
-    "vllm_omni.diffusion.worker.process",
-    "vllm_omni.diffusion.worker.worker",
-)
+PRELOADED = ("vllm_omni.diffusion.worker.process", "vllm_omni.diffusion.worker.worker")
 """What the fork server loads besides the code of the model."""
 IMPORTED_AGAIN = 78
 """Exit code of a worker whose import of the caller's script came to start workers of its own."""

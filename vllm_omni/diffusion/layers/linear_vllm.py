@@ -214,12 +214,7 @@ class VllmLinearBackend(linear.LinearBackend):
 
     @override
     def install(self, module: nn.Module) -> None:
-        """Replace the linears of ``module`` that store their weights plainly.
-
-        Raises:
-            ConfigError: if a pattern of ``ignored_layers`` names no linear, or the quantisation
-                cannot take a layer.
-        """
+        """Replace the linears of ``module`` that store their weights plainly."""
         ours = {
             name: layer
             for name, layer in module.named_modules()

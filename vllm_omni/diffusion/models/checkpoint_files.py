@@ -77,21 +77,13 @@ def weight_files(directory: Path, stem: str) -> tuple[Path, ...]:
 
 
 def check_weights(directory: Path, stem: str) -> None:
-    """Refuse weight files that are missing, closed to us, pointers, cut short or something else.
-
-    Raises:
-        CheckpointError: naming the first such file and what is wrong with it.
-    """
+    """Refuse weight files that are missing, closed to us, pointers, cut short or something else."""
     for file in weight_files(directory, stem):
         _check_safetensors(file)
 
 
 def check_readable(directory: Path) -> None:
-    """Refuse a folder of small files if any is closed to us, a pointer, or JSON that is none.
-
-    Raises:
-        CheckpointError: naming the first such file and what is wrong with it.
-    """
+    """Refuse a folder of small files if any is closed to us, a pointer, or JSON that is none."""
     with reading(directory):
         files = sorted(directory.iterdir())
     for file in files:

@@ -13,11 +13,7 @@ from torch import nn
 
 from vllm_omni.diffusion.distributed.parallel_state import is_root
 from vllm_omni.diffusion.layers.weights import WeightTarget
-from vllm_omni.diffusion.models.checkpoint_files import (
-    DIFFUSERS,
-    reading,
-    weight_files,
-)
+from vllm_omni.diffusion.models.checkpoint_files import DIFFUSERS, reading, weight_files
 from vllm_omni.errors import CheckpointError
 from vllm_omni.logger import get_logger
 

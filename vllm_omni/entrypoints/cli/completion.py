@@ -65,8 +65,9 @@ def _bash(options: Options) -> str:
         '  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=""',
         '  case "$COMP_CWORD:${COMP_WORDS[1]}:$before" in',
         f'    1:*) words="{_spaced(COMMANDS)} --help --version" ;;',
-        *(f'    *:{command}:{_alternatives(option, command)}) words="{_spaced(option.words)}" ;;'
-          for command, option in _with_value(options)),
+        *(f'    *:{command}:{name}) words="{_spaced(option.words)}" ;;'
+          for command, option in _with_value(options)
+          for name in [f"|*:{command}:".join(option.names)]),
         *(f'    *:{command}:*) words="{_spaced(_first_words(found))}" ;;'
           for command, found in options.items()),
         "  esac",
@@ -116,10 +117,6 @@ def _with_value(options: Options) -> Iterator[tuple[str, Option]]:
         for option in found:
             if option.names and option.takes_value:
                 yield command, option
-
-
-def _alternatives(option: Option, command: str) -> str:
-    return f"|*:{command}:".join(option.names)
 
 
 def _first_words(found: Sequence[Option]) -> list[str]:

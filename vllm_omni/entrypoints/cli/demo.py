@@ -58,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the checkpoint, the picture, the camera path, the video and the contact sheet."""
-    from vllm_omni.diffusion.utils.contact_sheet import contact_sheet
-    from vllm_omni.diffusion.utils.video_writer import VideoWriter
+    from vllm_omni.diffusion.utils.video_writer import VideoWriter, contact_sheet
 
     num_chunks = chunks_of(args.num_frames)
     geometry = VideoGeometry(args.height, args.width)
@@ -88,8 +87,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare(out: Path, scene: str, geometry: VideoGeometry, pixel_frames: int) -> Image.Image:
     """Write the inputs of the rollout; returns the first frame."""
-    from vllm_omni.diffusion.utils.camera_paths import gliding_path, write_camera_path
-    from vllm_omni.diffusion.utils.scenes import first_picture, write_model
+    from vllm_omni.diffusion.utils.scenes import (
+        first_picture,
+        gliding_path,
+        write_camera_path,
+        write_model,
+    )
 
     picture = first_picture(scene, height=geometry.height, width=geometry.width)
     write_model(out / "model")

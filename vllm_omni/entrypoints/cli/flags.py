@@ -1,17 +1,21 @@
-"""The flags of ``vllm-omni serve``, each taken from the declaration of its setting."""
+"""The flags of ``vllm-omni serve``, each taken from its setting; typed, or from a YAML file."""
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import NoReturn
 
+from vllm_omni.config.deploy_file import read_mapping
 from vllm_omni.config.keys import KEYS
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.entrypoints.command_parser import integer, number
+from vllm_omni.entrypoints.command_parser import CommandParser, integer, number
 from vllm_omni.errors import ConfigError
 from vllm_omni.other_keys import FLAG_KEYS
 from vllm_omni.setting import PARALLEL, Setting, Status, settings_of
+from vllm_omni.system_errors import sentence
 from vllm_omni.wording import shown
 
 _METAVARS = {"int": "INT", "number": "NUMBER", "text": "TEXT", "list": "WORD"}
@@ -102,11 +106,11 @@ FLAGS = (
 """All flags of the command, grouped by what comes of them."""
 
 
-def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag] = FLAGS) -> None:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add each flag; a flag that is not typed leaves no trace in the namespace."""
     parser.allow_abbrev = False
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for flag in flags:
+    for flag in FLAGS:
         if flag.group not in groups:
             groups[flag.group] = parser.add_argument_group(flag.group)
         long = [name[2:] for name in flag.names if name.startswith("--")]
@@ -172,12 +176,57 @@ def typed_values(args: argparse.Namespace, area: str) -> dict[str, object]:
 
 
 def refuse_by_name(args: argparse.Namespace) -> None:
-    """Refuse flags that this command knows and nothing can honour.
-
-    Raises:
-        ConfigError: naming the first one.
-    """
+    """Refuse flags that this command knows and nothing can honour."""
     typed = typed_values(args, "refuse")
     for one in FLAG_KEYS:
         if one.key in typed:
             one.refuse(typed[one.key], one.flags[0])
+
+
+class _FileParser(CommandParser):
+    """Takes the flags of a file as if they were typed; what is wrong names the file."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(prog="--config")
+        self._file = file
+        add_flags(self)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"--config {self._file}: {message}")
+
+    def words_of(self, key: str, value: object) -> Iterator[str]:
+        """A key and its value as words of a command line; none where nothing is given."""
+        flag = f"--{key}"
+        action = self._option_string_actions.get(flag)
+        if value is False and action is not None and action.nargs == 0:
+            if f"--no-{key}" in self._option_string_actions:
+                yield f"--no-{key}"
+        elif value is True or (isinstance(value, list) and (action is None or action.nargs)):
+            yield flag
+            yield from map(str, value if isinstance(value, list) else ())
+        elif value is not None:
+            yield f"{flag}={json.dumps(value) if isinstance(value, dict | list) else value}"
+
+
+def with_config_file(args: argparse.Namespace) -> argparse.Namespace:
+    """Typed flags, and those of the file of ``--config`` that were not typed.
+
+    Raises:
+        ConfigError: naming the file and the key that is wrong.
+    """
+    typed = vars(args)
+    file = typed_values(args, "serve").get("config")
+    if file is None:
+        return args
+    try:
+        listed = read_mapping(Path(str(file)))
+    except OSError as error:
+        raise ConfigError(f"--config: {sentence(error)}") from None
+    if "config" in listed:
+        raise ConfigError(f"--config {file}: a file cannot name another one")
+    parser = _FileParser(str(file))
+    words = [word for key, value in listed.items() for word in parser.words_of(key, value)]
+    filed = vars(parser.parse_args(words))
+    if typed.keys() & {"serve.model_tag", "serve.model"}:
+        filed.pop("serve.model", None)
+    return argparse.Namespace(**filed | typed)

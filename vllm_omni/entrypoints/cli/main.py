@@ -41,7 +41,7 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "bench": Command(
-        "vllm_omni.entrypoints.cli.bench",
+        "vllm_omni.benchmarks.realtime",
         "measure a running server as its viewers see it",
         shared_with_vllm=True,
     ),
@@ -54,7 +54,7 @@ COMMANDS: dict[str, Command] = {
         "make a short video of a tiny trained world, on any CPU",
     ),
     "plan": Command(
-        "vllm_omni.entrypoints.cli.plan",
+        "vllm_omni.tools.capacity.plan",
         "plan how many GPUs, groups and pods a number of viewers takes",
     ),
     "serve": Command(

@@ -15,8 +15,12 @@ from vllm_omni.config.deploy_file import PACKAGED_DIR
 from vllm_omni.config.layers import COMMAND_LINE
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.entrypoints.cli.config_file import with_config_file
-from vllm_omni.entrypoints.cli.flags import add_flags, refuse_by_name, typed_values
+from vllm_omni.entrypoints.cli.flags import (
+    add_flags,
+    refuse_by_name,
+    typed_values,
+    with_config_file,
+)
 from vllm_omni.entrypoints.server.connections import BACKLOG, raise_descriptor_limit
 from vllm_omni.envs import detect_platform
 from vllm_omni.errors import ConfigError
@@ -42,7 +46,6 @@ _JSON_LISTS = {
 }
 _TCP_FLAGS = "--host or --port"
 _SERVER_MODULE = "vllm_omni.entrypoints.server.app"
-_TLS_MODULE = "vllm_omni.entrypoints.server.tls"
 _CHECKS_MODULE = "vllm_omni.entrypoints.server.start_checks"
 
 
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_by_name(args)
     server = _server_config(args, model)
     with _log_as(server):
-        import_module(_TLS_MODULE).check_tls(server)
+        import_module(_CHECKS_MODULE).check_tls(server)
         logger.info("serving %s; non-default args: %s", model, _typed_line(args))
         if (failure := log_failure()) is not None:
             raise ConfigError(f"--log-file: {server.log_file!r}: {reason(failure)}")

@@ -50,11 +50,18 @@ class AccessControl:
         refusal = None
         path = _route_path(scope)
         if path not in _PROBES and not self._host_allowed(headers):
-            refusal = (_FORBIDDEN, _refused_host(headers["host"]))
+            named = shown(_host_name(headers["host"])).strip('"')
+            refusal = _told(
+                f"this server is not known as {named}; start it with --allowed-hosts {named}"
+            )
         elif (keys := self._keys_of(path)) and not _has_key(keys, scope, headers):
             refusal = (_UNAUTHORIZED, "a valid API key is required: Authorization: Bearer KEY")
         elif _changes_something(scope) and not self._origin_allowed(headers):
-            refusal = (_FORBIDDEN, _refused_origin(headers["origin"]))
+            named = shown(headers["origin"]).strip('"')
+            refusal = _told(
+                f"this page's origin {named} is not allowed; start the server with "
+                f"--allowed-origins {named}"
+            )
         if refusal is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -90,7 +97,8 @@ class AccessControl:
             return True
         known = {_host_name(name) for name in allowed}
         names = [_host_name(value) for value in headers.getlist("host") if value]
-        return all(name in known or is_loopback(name) or _is_address(name) for name in names)
+        # No page can let an address lead elsewhere, as it can a name.
+        return all(name in known or is_loopback(name) or _address(name) for name in names)
 
 
 def _has_key(keys: tuple[str, ...], scope: Scope, headers: Headers) -> bool:
@@ -108,23 +116,10 @@ def _route_path(scope: Scope) -> str:
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
-def _refused_host(host: str) -> str:
-    """Words for whoever reads the answer, and for the log of this server."""
-    named = shown(_host_name(host)).strip('"')
-    text = f"this server is not known as {named}; start it with --allowed-hosts {named}"
+def _told(text: str) -> tuple[int, str]:
+    """A refusal whose words are for whoever reads the answer, and for the log of this server."""
     logger.warning("%s", text)
-    return text
-
-
-def _refused_origin(origin: str) -> str:
-    """Words for the owner of a page on another port, and for the log of this server."""
-    named = shown(origin).strip('"')
-    text = (
-        f"this page's origin {named} is not allowed; start the server with "
-        f"--allowed-origins {named}"
-    )
-    logger.warning("%s", text)
-    return text
+    return _FORBIDDEN, text
 
 
 def chosen_subprotocol(offered: list[str]) -> str | None:
@@ -139,23 +134,20 @@ def _host_name(value: str) -> str:
     return value.partition(":")[0].rstrip(".").lower()
 
 
-def _is_address(name: str) -> bool:
-    """Whether a client called an address: no page can let that lead elsewhere, as a name."""
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a client called, ``None`` if it called a name."""
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def is_loopback(name: str) -> bool:
     """Whether a host name or address stands for this machine alone."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    address = _address(name)
+    return address is not None and address.is_loopback
 
 
 def _keys_of_headers(values: list[str]) -> list[bytes]:

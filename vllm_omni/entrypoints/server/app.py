@@ -25,7 +25,6 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.executor.launch import kill_fork_server
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.access import AccessControl, chosen_subprotocol
-from vllm_omni.entrypoints.server.api_page import api_page_route
 from vllm_omni.entrypoints.server.channel import SocketChannel
 from vllm_omni.entrypoints.server.connections import BACKLOG
 from vllm_omni.entrypoints.server.http_errors import (
@@ -34,16 +33,12 @@ from vllm_omni.entrypoints.server.http_errors import (
     answer_http_exception,
     answer_wrong_parameters,
     error_response,
+    refusal_of_handshake,
 )
 from vllm_omni.entrypoints.server.image_source import ImageSource
-from vllm_omni.entrypoints.server.openapi import describe
+from vllm_omni.entrypoints.server.openapi import api_page_route, describe
 from vllm_omni.entrypoints.server.operations import admin_router, operations_router
-from vllm_omni.entrypoints.server.realtime_video import (
-    SESSION_PREFIX,
-    RealtimeVideoSession,
-    Timers,
-)
-from vllm_omni.entrypoints.server.refusals import refusal_of_handshake
+from vllm_omni.entrypoints.server.realtime_video import SESSION_PREFIX, RealtimeVideoSession, Timers
 from vllm_omni.entrypoints.server.request_ids import RequestIds, name_request
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.tracing import traces_of

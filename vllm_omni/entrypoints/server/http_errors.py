@@ -1,8 +1,12 @@
-"""Errors as HTTP answers: one body, one table of statuses."""
+"""Errors as HTTP answers: one body, one table of statuses; and what is counted of refused requests.
+
+A request that ends before it is a session is counted by its reason, and is in the log.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from types import MappingProxyType
 
@@ -13,7 +17,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vllm_omni.engine.metrics import EngineMetrics
+from vllm_omni.engine.session import StopCause
+from vllm_omni.entrypoints.server.channel import ClientGoneError
 from vllm_omni.entrypoints.server.request_ids import HEADER, current_request_id
+from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.errors import (
     DeviceOutOfMemoryError,
     InvalidRequestError,
@@ -24,6 +32,7 @@ from vllm_omni.errors import (
     WorkerFailedError,
     WorkerRestartedError,
 )
+from vllm_omni.logger import get_logger
 from vllm_omni.wording import problem
 
 INTERNAL_ERROR = 500
@@ -96,7 +105,7 @@ def error_body(
     return {
         "error": {
             "message": message,
-            "type": kind or _kind(status),
+            "type": kind or ("server_error" if status >= INTERNAL_ERROR else "invalid_request"),
             "param": field,
             "code": status,
             "request_id": current_request_id(),
@@ -186,5 +195,60 @@ async def answer_error(_: Request, error: Exception) -> JSONResponse:
     return error_response(error)
 
 
-def _kind(status: int) -> str:
-    return "server_error" if status >= INTERNAL_ERROR else "invalid_request"
+logger = get_logger(__name__)
+
+
+def count_refusal(metrics: EngineMetrics, request_id: str, error: OmniError) -> None:
+    """Count and log a request that was refused before it became a session."""
+    reason = "invalid_request" if status_of(error) < INTERNAL_ERROR else "unavailable"
+    if isinstance(error, ServerFullError):
+        reason = "server_full"
+    elif isinstance(error, OutOfKVMemoryError):
+        reason = "out_of_memory"
+    metrics.refused(reason)
+    logger.info("%s refused: %s", request_id, error)
+
+
+def refusal_of_handshake(state: ServerState) -> OmniError | None:
+    """Why a socket is not even opened, if it is not; that is counted and logged.
+
+    An answer with status 503 instead of the handshake lets a proxy try another server. Without
+    ``--drain-timeout`` and ``--refuse-when-full`` every socket opens and hears what is wrong.
+    """
+    config = state.config
+    if not (config.refuse_when_full or config.drain_timeout_s):
+        return None
+    engine = state.client.engine
+    try:
+        engine.check_admits()
+    except OmniError as error:
+        if isinstance(error, ServerFullError) and not config.refuse_when_full:
+            return None
+        count_refusal(engine.metrics, "a handshake", error)
+        return error
+    return None
+
+
+@contextmanager
+def refusals_counted(metrics: EngineMetrics, request_id: str) -> Iterator[None]:
+    """Count whatever leaves the block, once: refusals, clients that left, and what broke.
+
+    A socket that was closed before it asked for anything is not counted.
+    """
+    try:
+        yield
+    except ClientGoneError:
+        raise
+    except ClientLeftError as error:
+        metrics.stopped(StopCause.DISCONNECTED)
+        logger.info("%s ended: %s", request_id, error)
+        raise
+    except OmniError as error:
+        count_refusal(metrics, request_id, error)
+        raise
+    except Exception as error:
+        # Raised again: whoever answers the client has the traceback written.
+        metrics.stopped(StopCause.FAULT)
+        fault = type(error).__name__
+        logger.warning("%s broke before it was a session: %s", request_id, fault)
+        raise

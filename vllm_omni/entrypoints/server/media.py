@@ -14,7 +14,7 @@ from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoRef
 from jaxtyping import UInt8
 
 from vllm_omni.entrypoints.server import mp4_boxes
-from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
+from vllm_omni.entrypoints.server.start import EncoderOptions
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)

@@ -5,7 +5,7 @@ A message is a JSON object in a text frame; video travels in binary frames, each
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import ClassVar, Literal, get_args
 
 from pydantic import Field, JsonValue
@@ -14,38 +14,8 @@ from pydantic.json_schema import models_json_schema
 from vllm_omni.entrypoints.server.start import ImageReference, SessionStart
 from vllm_omni.errors import InvalidRequestError, OmniError
 from vllm_omni.inputs.bounds import Prompt, Seed
-from vllm_omni.inputs.checking import Message, Model, validate
+from vllm_omni.inputs.checking import Message, require_few_values, validate
 from vllm_omni.inputs.interaction import Interaction
-from vllm_omni.inputs.json_size import require_few_values
-
-__all__ = [
-    "CLIENT_MESSAGES",
-    "MAX_CONTROL_CHARS",
-    "MAX_START_CHARS",
-    "SERVER_MESSAGES",
-    "Capabilities",
-    "ControlMessage",
-    "ErrorMessage",
-    "ImageReference",
-    "Interaction",
-    "ServerMessage",
-    "SessionDone",
-    "SessionInteraction",
-    "SessionInteractionQueued",
-    "SessionPing",
-    "SessionPong",
-    "SessionQueued",
-    "SessionReset",
-    "SessionResetDone",
-    "SessionStart",
-    "SessionStop",
-    "VideoChunkMetadata",
-    "VideoStart",
-    "parse_control",
-    "parse_server",
-    "parse_start",
-    "protocol_schema",
-]
 
 MAX_START_CHARS = 4_194_304
 """Characters of ``session.start``, picture included."""
@@ -217,13 +187,8 @@ ServerMessage = (
     | SessionResetDone | SessionPong | SessionDone | ErrorMessage
 )  # fmt: skip
 
-CLIENT_MESSAGES: tuple[type[Message], ...] = (
-    SessionStart, SessionPing, SessionStop, SessionInteraction, SessionReset,
-)  # fmt: skip
-SERVER_MESSAGES: tuple[type[Message], ...] = (
-    SessionQueued, VideoStart, VideoChunkMetadata, SessionInteractionQueued, SessionResetDone,
-    SessionPong, SessionDone, ErrorMessage,
-)  # fmt: skip
+CLIENT_MESSAGES: tuple[type[Message], ...] = (SessionStart, *get_args(ControlMessage))
+SERVER_MESSAGES: tuple[type[Message], ...] = get_args(ServerMessage)
 
 
 # ------------------------------------------------------------------ parsing
@@ -234,8 +199,9 @@ def type_of(model: type[Message]) -> str:
     return get_args(model.model_fields["type"].annotation)[0]
 
 
-_CONTROLS = {type_of(model): model for model in CLIENT_MESSAGES[1:]}
-_ANSWERS = {type_of(model): model for model in SERVER_MESSAGES}
+_CONTROLS: dict[str, type[ControlMessage]] = {
+    type_of(model): model for model in get_args(ControlMessage)
+}
 
 
 def parse_start(text: str) -> SessionStart:
@@ -258,16 +224,13 @@ def parse_control(text: str) -> ControlMessage:
     Raises:
         InvalidRequestError: names the field that is wrong. The session goes on.
     """
-    return _parse(load_object(text, limit=MAX_CONTROL_CHARS), _CONTROLS)
-
-
-def parse_server(text: str) -> ServerMessage:
-    """A message of the server, for clients.
-
-    Raises:
-        InvalidRequestError: not a message of this protocol.
-    """
-    return _parse(load_object(text, limit=2 * MAX_START_CHARS), _ANSWERS)
+    raw = load_object(text, limit=MAX_CONTROL_CHARS)
+    kind = raw.get("type")
+    if not isinstance(kind, str) or kind not in _CONTROLS:
+        raise InvalidRequestError(
+            f"Unknown message type {kind!r:.60}; expected one of {', '.join(_CONTROLS)}"
+        )
+    return validate(_CONTROLS[kind], raw, written=True)
 
 
 def load_object(text: str, *, limit: int) -> dict[str, object]:
@@ -323,15 +286,6 @@ def repeated(names: Iterable[str]) -> str | None:
 
 def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _parse(raw: dict[str, object], known: Mapping[str, type[Model]]) -> Model:
-    kind = raw.get("type")
-    if not isinstance(kind, str) or kind not in known:
-        raise InvalidRequestError(
-            f"Unknown message type {kind!r:.60}; expected one of {', '.join(known)}"
-        )
-    return validate(known[kind], raw, written=True)
 
 
 def protocol_schema() -> dict[str, JsonValue]:

@@ -20,12 +20,9 @@ from vllm_omni.engine.session import (
     Waiting,
     WasReset,
 )
-from vllm_omni.entrypoints.event_queue import EventQueue
-from vllm_omni.entrypoints.server.channel import (
-    ClientGoneError,
-    ClientTooSlowError,
-    SocketChannel,
-)
+from vllm_omni.entrypoints.engine_client import EventQueue
+from vllm_omni.entrypoints.server.channel import ClientGoneError, ClientTooSlowError, SocketChannel
+from vllm_omni.entrypoints.server.http_errors import count_refusal, refusals_counted
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.protocol import (
     SessionDone,
@@ -42,17 +39,11 @@ from vllm_omni.entrypoints.server.protocol import (
     parse_control,
     parse_start,
 )
-from vllm_omni.entrypoints.server.refusals import count_refusal, refusals_counted
 from vllm_omni.entrypoints.server.request_ids import name_request
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.steering import Steering
 from vllm_omni.entrypoints.server.tracing import NO_TRACE
-from vllm_omni.errors import (
-    InvalidRequestError,
-    OmniError,
-    SessionClosedError,
-    SessionFailedError,
-)
+from vllm_omni.errors import InvalidRequestError, OmniError, SessionClosedError, SessionFailedError
 from vllm_omni.inputs.request import RolloutRequest
 
 SESSION_PREFIX = "video_stream-"

@@ -13,11 +13,10 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_FRAMES
 from vllm_omni.diffusion.messages import SessionRequest, SourceImage
 from vllm_omni.entrypoints.engine_client import EngineClient
-from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.protocol import Capabilities
-from vllm_omni.entrypoints.server.start import NAMES, SessionStart
+from vllm_omni.entrypoints.server.start import NAMES, EncoderOptions, SessionStart
 from vllm_omni.entrypoints.server.tracing import NO_TRACES, Traces
 from vllm_omni.inputs.door import Door
 from vllm_omni.inputs.interaction import ControlEvent, Interaction, control_event
@@ -50,11 +49,7 @@ class ServerState:
         return self.client.door(NAMES, max_pixels=self.config.max_pixels)
 
     async def picture(self, url: str) -> SourceImage:
-        """Fetch and decode a picture.
-
-        Raises:
-            InvalidRequestError: if there is none.
-        """
+        """Fetch and decode a picture."""
         return await self.in_thread(self.door.picture, await self.images.load(url))
 
     async def in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
@@ -66,9 +61,6 @@ class ServerState:
 
         Args:
             streamed: whether the client could ask for an endless world.
-
-        Raises:
-            InvalidRequestError: naming the field, what was got and what is needed.
         """
         start.check_model(self.config.served_model_names)
         fields = start.rollout_fields(self.door.policy.limits.native_fps) | {
@@ -81,11 +73,7 @@ class ServerState:
     async def session_request(
         self, start: SessionStart, request: RolloutRequest, request_id: str
     ) -> SessionRequest:
-        """Fetch and decode the picture of a checked request, and read its camera.
-
-        Raises:
-            InvalidRequestError: naming the field, what was got and what is needed.
-        """
+        """Fetch and decode the picture of a checked request, and read its camera."""
         picture = await self.picture(start.image_url)
         session = await self.in_thread(self.door.complete, request, picture)
         if self.config.log_requests:

@@ -24,8 +24,7 @@ from vllm_omni.entrypoints.server.request_ids import current_request_id
 from vllm_omni.entrypoints.server.start import PREENCODED, SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.errors import InvalidRequestError
-from vllm_omni.inputs.checking import validate
-from vllm_omni.inputs.json_size import require_few_values
+from vllm_omni.inputs.checking import require_few_values, validate
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)

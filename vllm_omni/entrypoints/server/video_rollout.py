@@ -10,12 +10,11 @@ from vllm_omni.diffusion.geometry import pixel_frames_of
 from vllm_omni.diffusion.messages import SessionRequest
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened, StopCause
-from vllm_omni.entrypoints.event_queue import EventQueue
+from vllm_omni.entrypoints.engine_client import EventQueue
 from vllm_omni.entrypoints.outputs import stage_seconds
-from vllm_omni.entrypoints.server.encoder_options import EncoderOptions
 from vllm_omni.entrypoints.server.http_errors import HttpRefusalError
 from vllm_omni.entrypoints.server.media import ChunkEncoder
-from vllm_omni.entrypoints.server.start import SessionStart
+from vllm_omni.entrypoints.server.start import EncoderOptions, SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.tracing import SessionTrace
 from vllm_omni.errors import SessionClosedError
@@ -83,11 +82,7 @@ class VideoRequest:
 
 
 async def prepare(state: ServerState, start: SessionStart, request_id: str) -> VideoRequest:
-    """Check everything, then fetch the picture; nothing is opened.
-
-    Raises:
-        InvalidRequestError: naming the field.
-    """
+    """Check everything, then fetch the picture; nothing is opened."""
     request = await state.in_thread(lambda: state.check(start, streamed=False))
     session = await state.session_request(start, request, request_id)
     return VideoRequest(request_id, session, start.encoder_options(), start.quality)

@@ -19,9 +19,9 @@ from vllm_omni.entrypoints.server.http_errors import (
     CLIENT_LEFT,
     HttpRefusalError,
     error_response,
+    refusals_counted,
     status_of,
 )
-from vllm_omni.entrypoints.server.refusals import refusals_counted
 from vllm_omni.entrypoints.server.request_ids import name_request, name_result
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState

@@ -80,7 +80,7 @@ def web_page_routes() -> list[Route]:
 
 def _read_static_files() -> dict[str, StaticFile]:
     found = {}
-    for entry in files("vllm_omni.entrypoints.server.static").iterdir():
+    for entry in (files("vllm_omni.entrypoints.server") / "static").iterdir():
         suffix = entry.name[entry.name.rfind(".") :]
         if entry.is_file() and suffix in MEDIA_TYPES:
             body = entry.read_bytes()

@@ -1,18 +1,73 @@
-"""A capacity plan: what a number of viewers takes, line by line."""
+"""Plan how many GPUs, groups and pods a number of viewers takes. Nothing is loaded or measured.
 
+The formulas are held to :mod:`simulation` or to counted figures.
+"""
+
+import argparse
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from math import ceil, inf
+from math import ceil, floor, inf
 
+from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES
+from vllm_omni.entrypoints.command_parser import integer, number
 from vllm_omni.errors import ConfigError
-from vllm_omni.tools.capacity.formulas import (
-    mean_wait_s,
-    places_for,
-    play_ms,
-    sessions_per_group,
-    waiting_share,
-)
 from vllm_omni.tools.capacity.simulation import Crowd, Policy, Waits, simulate
+
+
+def play_ms(fps: float) -> float:
+    """Return how long a viewer watches one chunk, in milliseconds; 750 at the model's 16 fps."""
+    return CHUNK_PIXEL_FRAMES / fps * 1000.0
+
+
+def sessions_per_group(chunk_ms: float, fps: float) -> int:
+    """Return how many worlds one worker group makes in time.
+
+    They take turns, chunk by chunk, so this is a step function: a group whose chunk takes 0.75 of
+    the time in which it is played makes one world, like a group that needs all of that time.
+    """
+    return floor(play_ms(fps) / chunk_ms + 1e-9)
+
+
+def waiting_share(places: int, load: float) -> float:
+    """Return the share of newcomers who find no free place: Erlang's formula C.
+
+    Args:
+        places: served at once by one line; must be above the load, else everybody waits.
+        load: sessions that would run at once if there were places without end, on average
+            (arrivals a second x mean stay).
+    """
+    if places <= load:
+        return 1.0
+    blocked = 1.0
+    for place in range(1, places + 1):
+        blocked = _with_one_more(blocked, place, load)
+    return _waiting(blocked, places, load)
+
+
+def places_for(load: float, target: float) -> int:
+    """Return the fewest places behind one line at which at most a share ``target`` waits."""
+    places, blocked, waiting = 0, 1.0, 1.0
+    while waiting > target:
+        places += 1
+        blocked = _with_one_more(blocked, places, load)
+        waiting = _waiting(blocked, places, load) if places > load else 1.0
+    return places
+
+
+def mean_wait_s(places: int, load: float, stay_s: float) -> float:
+    """Return the mean wait of all newcomers in seconds, if nobody gives up waiting."""
+    return waiting_share(places, load) * stay_s / (places - load)
+
+
+def _with_one_more(blocked: float, places: int, load: float) -> float:
+    """Erlang's formula B by its recursion: the share that is refused where nobody can wait."""
+    return load * blocked / (places + load * blocked)
+
+
+def _waiting(blocked: float, places: int, load: float) -> float:
+    return blocked / (1.0 - (load / places) * (1.0 - blocked))
+
 
 CHUNK_TFLOP = 1142.4
 """One steady chunk at 832x480, counted: ``python -m benchmarks.lingbot_world.roofline``."""
@@ -228,3 +283,52 @@ def _notes(demands: Demands, sessions: int) -> Iterator[str]:
             f"clients that name no fps play at 24: a chunk then plays {play_ms(24.0):.0f} ms, and "
             f"{demands.chunk_ms:g} ms are not real time"
         )
+
+
+_ARRIVALS = 10_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``vllm-omni plan`` to its parser."""
+    for flag, kind, text in (
+        ("--viewers", integer, "viewers who watch at once, on average"),
+        ("--ulysses", integer, "GPUs of one worker group (4)"),
+        ("--chunk-ms", number, "measured time of one chunk on such a group (560)"),
+        ("--fps", number, "rate at which viewers play (16; clients that name none play at 24)"),
+        ("--waiting-target", number, "share of newcomers that may have to wait (0.05)"),
+        ("--stay-s", number, "mean seconds that a viewer watches (600)"),
+        ("--megabits", number, "Mbit/s of video for a viewer (4)"),
+        ("--encode-ms", number, "CPU milliseconds of H.264 for a chunk (75)"),
+        ("--gpus-per-machine", integer, "GPUs of one machine, and so of one server (8)"),
+        ("--encoder-cores", number, "cores for the video of one server (8)"),
+        ("--growth-share", number, "share of groups to start in --growth-minutes (0.1)"),
+        ("--growth-minutes", number, "time for that (10)"),
+    ):
+        parser.add_argument(
+            flag, type=kind, default=argparse.SUPPRESS, help=text, required=flag == "--viewers"
+        )
+    parser.add_argument(
+        "--gpu", choices=GPU_TFLOPS, default=argparse.SUPPRESS, help="kind of GPU (h200)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--simulate", action="store_true", help="let viewers come to the pods, by three policies"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan for what the command line asks, as a table or as JSON."""
+    given = {name: value for name, value in vars(args).items() if name not in {"json", "simulate"}}
+    demands = Demands(**given)
+    plan = make_plan(demands)
+    waits = {
+        policy: simulate_plan(demands, plan, policy, arrivals=_ARRIVALS)
+        for policy in (Policy if args.simulate else ())
+    }
+    if args.json:
+        print(json.dumps(as_json(demands, plan, waits), indent=2))
+        return 0
+    print(table(demands, plan))
+    for policy, one in waits.items():
+        print(waits_line(policy, one))
+    return 0

@@ -10,11 +10,10 @@ from jaxtyping import Float
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vllm_omni.tools.tiny_checkpoint import TEMPLATE_DIR
+from vllm_omni.tools.tiny_checkpoint import TEMPLATE_DIR, write_weights
 from vllm_omni.tools.toy_world.prompts import write_text_parts
 from vllm_omni.tools.toy_world.vae_twin import VaeShape
 from vllm_omni.tools.toy_world.world_twin import WorldShape
-from vllm_omni.tools.weight_file import write_weights
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"
 _CURVES = "training.json"

@@ -17,8 +17,7 @@ from torch import Tensor
 from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
 from vllm_omni.diffusion.models.lingbot_world.tokenizer import TEXT_TOKENS, load_tokenizer
 from vllm_omni.tools import tiny_recipe
-from vllm_omni.tools.tiny_checkpoint import TEMPLATE_DIR
-from vllm_omni.tools.weight_file import write_weights
+from vllm_omni.tools.tiny_checkpoint import TEMPLATE_DIR, write_weights
 
 WORDS = (
     ("day", "noon", "morning", "sunny", "daylight", "bright", "sunshine"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.helpers.dense_oracle import DenseOracle
+from tests.helpers.kv_window import chronological
 from tests.helpers.model_builders import (
     ModelRollout,
     chunk_inputs,
@@ -49,6 +50,6 @@ def test_a_rollout_goes_on_past_frame_1024():
     frames = start + 3
     for layer, committed in enumerate(oracle.committed):
         kept = [*range(SINK), *range(frames - (WINDOW - SINK), frames)]
-        for part, array in enumerate(extent.kv.chronological(layer, frames)):
+        for part, array in enumerate(chronological(extent.kv, layer, frames)):
             expected = torch.cat([committed[frame][part] for frame in kept])
             torch.testing.assert_close(array.double(), expected, **ROUNDING)

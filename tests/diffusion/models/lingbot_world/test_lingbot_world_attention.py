@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.helpers.kv_window import chronological
 from tests.helpers.model_builders import (
     SMALL_MODEL,
     TEXT_TOKENS,
@@ -44,7 +45,7 @@ def test_stored_keys_are_normed_and_turned_and_values_are_not(rollout):
     layer, x = rollout.model.blocks[1].self_attn, tokens(18)
     window = layer_window(rollout, layer=1, chunk=2)
     layer.write_only(x, window)
-    keys, values = rollout.kv.chronological(1, 9)
+    keys, values = chronological(rollout.kv, 1, 9)
     q, k, v = layer.qkv(x).double().chunk(3, dim=-1)
     k = k / (k.square().mean(-1, keepdim=True) + 1e-6).sqrt() * layer.norm_k.weight.double()
     pairs = torch.view_as_complex(k.reshape(18, 2, 8, 2))
@@ -60,10 +61,10 @@ def test_write_only_stores_what_attending_stores(rollout):
     layer, x = rollout.model.blocks[0].self_attn, tokens(18)
     window = layer_window(rollout, layer=0, chunk=1)
     layer(x, window)
-    attended = [part.clone() for part in rollout.kv.chronological(0, 6)]
+    attended = [part.clone() for part in chronological(rollout.kv, 0, 6)]
     layer(tokens(18, seed=5), window)
     layer.write_only(x, window)
-    for before, after in zip(attended, rollout.kv.chronological(0, 6), strict=True):
+    for before, after in zip(attended, chronological(rollout.kv, 0, 6), strict=True):
         assert torch.equal(before, after)
 
 

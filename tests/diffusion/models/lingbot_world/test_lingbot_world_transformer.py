@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers.dense_oracle import DenseOracle, visible_history
 from tests.helpers.golden import golden_dir, requires_golden
+from tests.helpers.kv_window import chronological
 from tests.helpers.model_builders import (
     SMALL,
     SMALL_MODEL,
@@ -93,7 +94,7 @@ def test_chronological_keys_are_those_the_rule_keeps(sink, window):
         frames = visible_history(start, frames=3, sink=sink, window=window)
         kept = [*frames, *range(start, start + 3)]
         for layer, committed in enumerate(oracle.committed):
-            for part, made in enumerate(rollout.kv.chronological(layer, start + 3)):
+            for part, made in enumerate(chronological(rollout.kv, layer, start + 3)):
                 expected = torch.cat([committed[frame][part] for frame in kept])
                 torch.testing.assert_close(made.double(), expected, **ROUNDING)
 

@@ -61,10 +61,7 @@ def ar_diffusion_paged_attention(
     if isinstance(plan, ExtentPlan):
         visible = slice(plan.first_pool_token, plan.first_pool_token + plan.visible_tokens)
         return backend.attend(
-            query,
-            pages.key.flatten(0, 1)[visible],
-            pages.value.flatten(0, 1)[visible],
-            scale=scale,
+            query, pages.key.flatten(0, 1)[visible], pages.value.flatten(0, 1)[visible], scale=scale
         )
     return backend.attend_pages(
         query,

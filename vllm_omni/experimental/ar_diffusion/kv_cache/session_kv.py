@@ -122,18 +122,6 @@ class SessionKV:
         index = table[window_tokens // page_tokens] * page_tokens + window_tokens % page_tokens
         return ScatteredPlan(index.to(self.pool.device), table.to(self.pool.device), visible)
 
-    def chronological(
-        self, layer: int, committed_latent_frames: int
-    ) -> tuple[Float[Tensor, "tokens heads head_dim"], Float[Tensor, "tokens heads head_dim"]]:
-        """Copy the committed keys and values, oldest frame first (for inspection)."""
-        size, page_tokens = self.tokens_per_frame, self.pool.spec.page_tokens
-        slots = torch.tensor(self.layout.resident_frames(committed_latent_frames))
-        tokens = (slots[:, None] * size + torch.arange(size)).flatten()
-        index = torch.tensor(self.allocation.pages)[tokens // page_tokens] * page_tokens
-        index = (index + tokens % page_tokens).to(self.pool.device)
-        pages = self.pool.layers[layer]
-        return pages.key.flatten(0, 1)[index], pages.value.flatten(0, 1)[index]
-
     def close(self) -> None:
         """Give the pages back; a second call does nothing."""
         if not self.closed:

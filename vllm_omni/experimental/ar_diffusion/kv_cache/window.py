@@ -73,13 +73,3 @@ class WindowLayout:
             else:
                 runs.append(FrameRun(offset, slot, 1))
         return tuple(runs)
-
-    def resident_frames(self, next_frame: int) -> tuple[int, ...]:
-        """Return the slots of the committed frames, the oldest frame first.
-
-        Args:
-            next_frame: number of frames committed so far.
-        """
-        first_rolling = max(self.sink_frames, next_frame - self.ring_frames)
-        frames = (*range(min(self.sink_frames, next_frame)), *range(first_rolling, next_frame))
-        return tuple(self.slot(frame) for frame in frames)

@@ -1,1 +1,0 @@
-"""The files of the web page; a package, so that they are installed with the code."""
