@@ -26,13 +26,11 @@ class CpuPlatform(Platform):
 
     @override
     def device(self, local_rank: int) -> torch.device:
-        del local_rank
         return torch.device("cpu")
 
     @override
     def free_bytes(self, device: torch.device) -> int:
         """Count free pages and, on Linux, caches that would give way."""
-        del device
         if _MEMINFO.is_file():
             for line in _MEMINFO.read_text(encoding="ascii").splitlines():
                 if line.startswith("MemAvailable:"):
@@ -42,7 +40,6 @@ class CpuPlatform(Platform):
     @override
     def peak_bytes(self, device: torch.device) -> int:
         """Return the largest resident size of this process."""
-        del device
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
 
     @override
@@ -59,7 +56,6 @@ class CpuPlatform(Platform):
 
     @override
     def lap_clock(self, device: torch.device) -> LapClock:
-        del device
         return HostLaps()
 
     @override

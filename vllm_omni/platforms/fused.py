@@ -15,6 +15,14 @@ from torch import Tensor
 from typing_extensions import override
 
 LARGEST_INT8 = 127
+QuantizedRows = tuple[Int8[Tensor, "rows columns"], Float32[Tensor, " rows"]]
+"""Bytes, and one scale for each row."""
+Weight = Int8[Tensor, "columns inner"]
+ArrangedWeight = Int8[Tensor, "inner columns"]
+Turned = Float[Tensor, "1 tokens heads head_dim"]
+"""Queries or keys that a rotary operator turns."""
+Angles = Float[Tensor, "1 tokens 1 head_dim"]
+"""Their cosines or sines."""
 
 
 @runtime_checkable
@@ -28,15 +36,11 @@ class Int8Ops(Protocol):
     name: str
     widest: int
 
-    def quantize_rows(
-        self, x: Float[Tensor, "rows columns"]
-    ) -> tuple[Int8[Tensor, "rows columns"], Float32[Tensor, " rows"]]:
+    def quantize_rows(self, x: Float[Tensor, "rows columns"]) -> QuantizedRows:
         """Quantise a float16 or bfloat16 matrix to bytes and one scale for each row."""
         ...
 
-    def arrange_weight(
-        self, weight: Int8[Tensor, "columns inner"], *, fractal: bool
-    ) -> Int8[Tensor, "inner columns"]:
+    def arrange_weight(self, weight: Weight, *, fractal: bool) -> ArrangedWeight:
         """Convert a quantised weight to the layout that :meth:`matmul` expects.
 
         Args:
@@ -47,7 +51,7 @@ class Int8Ops(Protocol):
     def matmul(
         self,
         x: Int8[Tensor, "rows inner"],
-        weight: Int8[Tensor, "inner columns"],
+        weight: ArrangedWeight,
         *,
         row_scale: Float32[Tensor, " rows"],
         column_scale: Float32[Tensor, " columns"],
@@ -65,9 +69,7 @@ class ReferenceInt8Ops(Int8Ops):
     widest = 65535
 
     @override
-    def quantize_rows(
-        self, x: Float[Tensor, "rows columns"]
-    ) -> tuple[Int8[Tensor, "rows columns"], Float32[Tensor, " rows"]]:
+    def quantize_rows(self, x: Float[Tensor, "rows columns"]) -> QuantizedRows:
         """Give a row of zeros the scale zero; it stays zero."""
         wide = x.float()
         scale = wide.abs().amax(dim=-1) / LARGEST_INT8
@@ -76,9 +78,7 @@ class ReferenceInt8Ops(Int8Ops):
         return quantized.to(torch.int8), scale
 
     @override
-    def arrange_weight(
-        self, weight: Int8[Tensor, "columns inner"], *, fractal: bool
-    ) -> Int8[Tensor, "inner columns"]:
+    def arrange_weight(self, weight: Weight, *, fractal: bool) -> ArrangedWeight:
         del fractal  # there are no tiles here
         return weight.t().contiguous()
 
@@ -86,7 +86,7 @@ class ReferenceInt8Ops(Int8Ops):
     def matmul(
         self,
         x: Int8[Tensor, "rows inner"],
-        weight: Int8[Tensor, "inner columns"],
+        weight: ArrangedWeight,
         *,
         row_scale: Float32[Tensor, " rows"],
         column_scale: Float32[Tensor, " columns"],
@@ -111,12 +111,7 @@ class RotaryMul(Protocol):
 
     name: str
 
-    def __call__(
-        self,
-        x: Float[Tensor, "1 tokens heads head_dim"],
-        cos: Float[Tensor, "1 tokens 1 head_dim"],
-        sin: Float[Tensor, "1 tokens 1 head_dim"],
-    ) -> Float[Tensor, "1 tokens heads head_dim"]:
+    def __call__(self, x: Turned, cos: Angles, sin: Angles) -> Turned:
         """Rotate neighbouring pairs of channels."""
         ...
 
@@ -127,12 +122,7 @@ class ReferenceRotaryMul(RotaryMul):
     name = "reference"
 
     @override
-    def __call__(
-        self,
-        x: Float[Tensor, "1 tokens heads head_dim"],
-        cos: Float[Tensor, "1 tokens 1 head_dim"],
-        sin: Float[Tensor, "1 tokens 1 head_dim"],
-    ) -> Float[Tensor, "1 tokens heads head_dim"]:
+    def __call__(self, x: Turned, cos: Angles, sin: Angles) -> Turned:
         """Round every product and the sum to the dtype."""
         turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
         return x * cos + turned * sin

@@ -10,6 +10,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from typing_extensions import override
 
+Tensors = tuple[Shaped[Tensor, "..."], ...]
 GraphFunction = Callable[..., tuple[Tensor, ...]]
 """Work on fixed input tensors. It must not wait for the device and not look at values."""
 
@@ -61,7 +62,7 @@ class Capture:
     """
 
     graph: Replayable
-    outputs: tuple[Shaped[Tensor, "..."], ...]
+    outputs: Tensors
     keepalive: tuple[object, ...]
 
 
@@ -96,12 +97,7 @@ class GraphRuntime(Protocol):
         ...
 
     def capture(
-        self,
-        function: GraphFunction,
-        inputs: tuple[Shaped[Tensor, "..."], ...],
-        *,
-        stream: DeviceStream,
-        pool: GraphPool,
+        self, function: GraphFunction, inputs: Tensors, *, stream: DeviceStream, pool: GraphPool
     ) -> Capture:
         """Capture ``function(*inputs)`` into a graph.
 
@@ -154,12 +150,7 @@ class DeviceGraphRuntime(GraphRuntime):
 
     @override
     def capture(
-        self,
-        function: GraphFunction,
-        inputs: tuple[Shaped[Tensor, "..."], ...],
-        *,
-        stream: DeviceStream,
-        pool: GraphPool,
+        self, function: GraphFunction, inputs: Tensors, *, stream: DeviceStream, pool: GraphPool
     ) -> Capture:
         """Run the function once, which loads its kernels, then capture it."""
         module, side = self._module, self._capture_stream
@@ -200,8 +191,8 @@ class EagerGraph(Replayable):
     """Calls the function again and writes the results over the last ones."""
 
     function: GraphFunction
-    inputs: tuple[Shaped[Tensor, "..."], ...]
-    outputs: tuple[Shaped[Tensor, "..."], ...]
+    inputs: Tensors
+    outputs: Tensors
 
     @override
     def replay(self) -> None:
@@ -219,7 +210,6 @@ class EagerGraphRuntime(GraphRuntime):
 
     @override
     def current_stream(self, device: torch.device) -> DeviceStream:
-        del device
         return self._stream
 
     @override
@@ -232,7 +222,6 @@ class EagerGraphRuntime(GraphRuntime):
 
     @override
     def record_event(self, stream: DeviceStream) -> DeviceEvent:
-        del stream
         return object()  # a point that has always been passed
 
     @override
@@ -245,15 +234,9 @@ class EagerGraphRuntime(GraphRuntime):
 
     @override
     def capture(
-        self,
-        function: GraphFunction,
-        inputs: tuple[Shaped[Tensor, "..."], ...],
-        *,
-        stream: DeviceStream,
-        pool: GraphPool,
+        self, function: GraphFunction, inputs: Tensors, *, stream: DeviceStream, pool: GraphPool
     ) -> Capture:
         """Capture nothing; the outputs hold NaN until the first replay."""
-        del stream, pool
         with torch.inference_mode():
             outputs = tuple(output.clone().fill_(torch.nan) for output in function(*inputs))
         return Capture(EagerGraph(function, inputs, outputs), outputs, ())

@@ -12,7 +12,15 @@ from typing_extensions import override
 
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.base import AcceleratorPlatform, CompletionEvent
-from vllm_omni.platforms.fused import Int8Ops, RotaryMul
+from vllm_omni.platforms.fused import (
+    Angles,
+    ArrangedWeight,
+    Int8Ops,
+    QuantizedRows,
+    RotaryMul,
+    Turned,
+    Weight,
+)
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphRuntime
 
 _FRACTAL_NZ = 29
@@ -91,12 +99,7 @@ class NpuRotaryMul(RotaryMul):
         self._torch_npu = torch_npu
 
     @override
-    def __call__(
-        self,
-        x: Float[Tensor, "1 tokens heads head_dim"],
-        cos: Float[Tensor, "1 tokens 1 head_dim"],
-        sin: Float[Tensor, "1 tokens 1 head_dim"],
-    ) -> Float[Tensor, "1 tokens heads head_dim"]:
+    def __call__(self, x: Turned, cos: Angles, sin: Angles) -> Turned:
         # Without a mode the operator would pair the halves of a head.
         return self._torch_npu.npu_rotary_mul(x, cos, sin, rotary_mode="interleave")
 
@@ -111,15 +114,11 @@ class NpuInt8Ops(Int8Ops):
         self._torch_npu = torch_npu
 
     @override
-    def quantize_rows(
-        self, x: Float[Tensor, "rows columns"]
-    ) -> tuple[Int8[Tensor, "rows columns"], Float32[Tensor, " rows"]]:
+    def quantize_rows(self, x: Float[Tensor, "rows columns"]) -> QuantizedRows:
         return self._torch_npu.npu_dynamic_quant(x)
 
     @override
-    def arrange_weight(
-        self, weight: Int8[Tensor, "columns inner"], *, fractal: bool
-    ) -> Int8[Tensor, "inner columns"]:
+    def arrange_weight(self, weight: Weight, *, fractal: bool) -> ArrangedWeight:
         """Transpose and cast to NZ if asked. No view may be taken of an NZ tensor afterwards."""
         arranged = weight.t().contiguous()
         if not fractal:
@@ -132,7 +131,7 @@ class NpuInt8Ops(Int8Ops):
     def matmul(
         self,
         x: Int8[Tensor, "rows inner"],
-        weight: Int8[Tensor, "inner columns"],
+        weight: ArrangedWeight,
         *,
         row_scale: Float32[Tensor, " rows"],
         column_scale: Float32[Tensor, " columns"],

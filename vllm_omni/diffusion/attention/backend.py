@@ -15,6 +15,14 @@ from vllm_omni.diffusion.data import ATTENTION_BACKENDS
 from vllm_omni.errors import ConfigError
 from vllm_omni.wording import one_of
 
+Heads = Float[Tensor, "tokens heads head_dim"]
+"""Queries of a chunk, or what attention makes of them."""
+Visible = Float[Tensor, "visible heads head_dim"]
+"""Keys or values that a chunk sees."""
+Pages = Float[Tensor, "pages page_tokens heads head_dim"]
+"""Keys or values of the pool."""
+PageIds = Int[Tensor, " window_pages"]
+
 
 @runtime_checkable
 class AttentionBackend(Protocol):
@@ -26,27 +34,20 @@ class AttentionBackend(Protocol):
 
     name: str
 
-    def attend(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    def attend(self, query: Heads, key: Visible, value: Visible, *, scale: float) -> Heads:
         """Attend to keys and values that are contiguous in memory."""
         ...
 
     def attend_pages(
         self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key_pages: Float[Tensor, "pages page_tokens heads head_dim"],
-        value_pages: Float[Tensor, "pages page_tokens heads head_dim"],
+        query: Heads,
+        key_pages: Pages,
+        value_pages: Pages,
         *,
-        block_table: Int[Tensor, " window_pages"],
+        block_table: PageIds,
         visible_tokens: int,
         scale: float,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    ) -> Heads:
         """Attend to the first ``visible_tokens`` tokens of the pages named by ``block_table``."""
         ...
 
@@ -55,11 +56,7 @@ class AttentionBackend(Protocol):
         ...
 
 
-def gather_pages(
-    pages: Float[Tensor, "pages page_tokens heads head_dim"],
-    block_table: Int[Tensor, " window_pages"],
-    visible_tokens: int,
-) -> Float[Tensor, "visible heads head_dim"]:
+def gather_pages(pages: Pages, block_table: PageIds, visible_tokens: int) -> Visible:
     """Copy whole pages in table order and cut the tail of the last one."""
     needed = -(-visible_tokens // pages.shape[1])
     return pages.index_select(0, block_table[:needed]).flatten(0, 1)[:visible_tokens]
@@ -76,14 +73,14 @@ class GatheringAttention(AttentionBackend):
     @override
     def attend_pages(
         self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key_pages: Float[Tensor, "pages page_tokens heads head_dim"],
-        value_pages: Float[Tensor, "pages page_tokens heads head_dim"],
+        query: Heads,
+        key_pages: Pages,
+        value_pages: Pages,
         *,
-        block_table: Int[Tensor, " window_pages"],
+        block_table: PageIds,
         visible_tokens: int,
         scale: float,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    ) -> Heads:
         key = gather_pages(key_pages, block_table, visible_tokens)
         value = gather_pages(value_pages, block_table, visible_tokens)
         return self.attend(query, key, value, scale=scale)

@@ -5,11 +5,18 @@ not check its layouts, so both are always given.
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
-from vllm_omni.diffusion.attention.backend import AttentionBackend, gather_pages
+from vllm_omni.diffusion.attention.backend import (
+    AttentionBackend,
+    Heads,
+    PageIds,
+    Pages,
+    Visible,
+    gather_pages,
+)
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.npu import load_torch_npu
 
@@ -25,14 +32,7 @@ class NpuFusionAttention(AttentionBackend):
         self._torch_npu = load_torch_npu()
 
     @override
-    def attend(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    def attend(self, query: Heads, key: Visible, value: Visible, *, scale: float) -> Heads:
         """Use the layout (batch, sequence, heads, dim), which needs no lengths."""
         _check_dtype(query.dtype)
         batched = (x.contiguous().unsqueeze(0) for x in (query, key, value))
@@ -47,14 +47,14 @@ class NpuFusionAttention(AttentionBackend):
     @override
     def attend_pages(
         self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key_pages: Float[Tensor, "pages page_tokens heads head_dim"],
-        value_pages: Float[Tensor, "pages page_tokens heads head_dim"],
+        query: Heads,
+        key_pages: Pages,
+        value_pages: Pages,
         *,
-        block_table: Int[Tensor, " window_pages"],
+        block_table: PageIds,
         visible_tokens: int,
         scale: float,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    ) -> Heads:
         """Gather whole pages, then use the packed layout (all tokens, heads, dim).
 
         Its lengths are the ends of the sequences, counted from the start of the first one. They

@@ -7,7 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
-from vllm_omni.diffusion.attention.backend import AttentionBackend, GatheringAttention
+from vllm_omni.diffusion.attention.backend import (
+    AttentionBackend,
+    GatheringAttention,
+    Heads,
+    Visible,
+)
 from vllm_omni.errors import ConfigError
 
 
@@ -20,14 +25,7 @@ class ReferenceAttention(GatheringAttention):
     name = "reference"
 
     @override
-    def attend(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    def attend(self, query: Heads, key: Visible, value: Visible, *, scale: float) -> Heads:
         scores = torch.einsum("qhd,khd->hqk", query.float(), key.float()) * scale
         weights = scores.softmax(dim=-1).to(value.dtype)
         return torch.einsum("hqk,khd->qhd", weights, value)

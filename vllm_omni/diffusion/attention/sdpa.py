@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
-from vllm_omni.diffusion.attention.backend import GatheringAttention
+from vllm_omni.diffusion.attention.backend import GatheringAttention, Heads, Visible
 from vllm_omni.diffusion.distributed.parallel_state import is_root
 from vllm_omni.errors import ConfigError
 from vllm_omni.logger import get_logger
@@ -21,23 +21,14 @@ class SdpaAttention(GatheringAttention):
     name = "sdpa"
 
     @override
-    def attend(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    def attend(self, query: Heads, key: Visible, value: Visible, *, scale: float) -> Heads:
         attended = F.scaled_dot_product_attention(
             _heads_first(query), _heads_first(key), _heads_first(value), scale=scale
         )
         return attended[0].transpose(0, 1)
 
 
-def _heads_first(
-    x: Float[Tensor, "tokens heads head_dim"],
-) -> Float[Tensor, "1 heads tokens head_dim"]:
+def _heads_first(x: Heads) -> Float[Tensor, "1 heads tokens head_dim"]:
     return x.transpose(0, 1).unsqueeze(0)
 
 
@@ -76,14 +67,7 @@ class FlashAttention(SdpaAttention):
             )
 
     @override
-    def attend(
-        self,
-        query: Float[Tensor, "tokens heads head_dim"],
-        key: Float[Tensor, "visible heads head_dim"],
-        value: Float[Tensor, "visible heads head_dim"],
-        *,
-        scale: float,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    def attend(self, query: Heads, key: Visible, value: Visible, *, scale: float) -> Heads:
         """Raise RuntimeError if no kernel of the list takes these tensors."""
         with sdpa_kernel(self._kernels, set_priority=True):
             return super().attend(query, key, value, scale=scale)

@@ -18,6 +18,8 @@ from vllm_omni.platforms.base import to_device
 from vllm_omni.platforms.fused import MOST_HEADS, WIDEST_HEAD, RotaryMul
 
 _BASE = 10000.0
+Heads = Float[Tensor, "tokens heads head_dim"]
+"""Queries or keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,7 @@ class RotaryMethod(Protocol):
         """Convert the per-pair tables to the layout that :meth:`rotate` expects, once per chunk."""
         ...
 
-    def rotate(
-        self, x: Float[Tensor, "tokens heads head_dim"], tables: RotaryTables
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    def rotate(self, x: Heads, tables: RotaryTables) -> Heads:
         """Rotate each pair ``(a, b)`` to ``(a cos - b sin, a sin + b cos)``."""
         ...
 
@@ -58,9 +58,7 @@ class BroadcastRotary(RotaryMethod):
         return tables
 
     @override
-    def rotate(
-        self, x: Float[Tensor, "tokens heads head_dim"], tables: RotaryTables
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    def rotate(self, x: Heads, tables: RotaryTables) -> Heads:
         return apply_rotary(x, tables)
 
 
@@ -113,9 +111,7 @@ class RotaryEmbeddingWan:
         )
 
 
-def apply_rotary(
-    x: Float[Tensor, "tokens heads head_dim"], tables: RotaryTables
-) -> Float[Tensor, "tokens heads head_dim"]:
+def apply_rotary(x: Heads, tables: RotaryTables) -> Heads:
     """Rotate each pair ``(a, b)`` to ``(a cos - b sin, a sin + b cos)``."""
     a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = tables.cos.unsqueeze(1), tables.sin.unsqueeze(1)
@@ -153,9 +149,7 @@ class FusedRotary(RotaryMethod):
         return RotaryTables(cos=_twice(tables.cos), sin=_twice(tables.sin))
 
     @override
-    def rotate(
-        self, x: Float[Tensor, "tokens heads head_dim"], tables: RotaryTables
-    ) -> Float[Tensor, "tokens heads head_dim"]:
+    def rotate(self, x: Heads, tables: RotaryTables) -> Heads:
         cos, sin = (table.unsqueeze(0).unsqueeze(2) for table in (tables.cos, tables.sin))
         return self._operator(x.unsqueeze(0), cos, sin).squeeze(0)
 
