@@ -29,7 +29,7 @@ pytestmark = [
 
 TWO_RANKS = DiffusionParallelConfig(ulysses_degree=2)
 SETTINGS = Path(__file__).parents[2] / "examples/online_serving/ray/ray.env"
-HEADLESS_S = float(os.environ.get("HEADLESS_S", "20"))
+HEADLESS_S = 150.0
 
 
 @pytest.fixture
@@ -71,21 +71,21 @@ def _run_on(executor):
     make_chunks(executor, "told", range(500))
 
 
-def assert_told(supervisor, *, within_s: float) -> None:
-    """Make chunks until that raises."""
-    began_s = time.monotonic()
+def assert_told(supervisor, lost_s: float, *, within_s: float) -> None:
+    """Make chunks until that raises: rank 1 is gone, and rank 0 may be the first to notice."""
     executor = supervisor.executor
-    with pytest.raises(WorkerFailedError, match=r"rank 1 on .* ended"):
+    with pytest.raises(WorkerFailedError, match=r"rank [01] .*ended") as told:
         _run_on(executor)
-    told_s = time.monotonic() - began_s
-    print(f"told after {told_s:.2f} s")
-    assert told_s < within_s
+    told_s = time.monotonic() - lost_s
+    print(f"told after {told_s:.2f} s: {told.value}")
+    assert told_s <= within_s
 
 
 def test_on_ray_a_lost_raylet_is_told_and_the_next_group_is_right(cluster, supervisor, expected):
     assert_makes(supervisor, expected)
+    lost_s = time.monotonic()
     cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
-    assert_told(supervisor, within_s=20)
+    assert_told(supervisor, lost_s, within_s=5)
     cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
     supervisor.relaunch()
     assert_makes(supervisor, expected)
@@ -94,21 +94,27 @@ def test_on_ray_a_lost_raylet_is_told_and_the_next_group_is_right(cluster, super
 def test_on_ray_a_frozen_machine_is_told(supervisor):
     victim = process_ids(supervisor.executor.group)[1]
     raylet = psutil.Process(victim).ppid()
+    lost_s = time.monotonic()
     for pid in (raylet, victim):
         os.kill(pid, signal.SIGSTOP)
     try:
-        assert_told(supervisor, within_s=40)
+        assert_told(supervisor, lost_s, within_s=20)
     finally:
         for pid in (raylet, victim):
             if psutil.pid_exists(pid):
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.timeout(600)
 def test_on_ray_worlds_go_on_without_the_head(cluster, supervisor, expected):
+    assert_makes(supervisor, expected)
     cluster.head_node.kill_gcs_server()
-    ends_s = time.monotonic() + HEADLESS_S
-    while time.monotonic() < ends_s:
+    lost_s = time.monotonic()
+    worlds, slowest_s = 0, 0.0
+    while (began_s := time.monotonic()) < lost_s + HEADLESS_S:
         assert_makes(supervisor, expected)
         supervisor.executor.check_alive()
-        time.sleep(0.2)
+        worlds, slowest_s = worlds + 1, max(slowest_s, time.monotonic() - began_s)
+        time.sleep(1.0)
+    print(f"{worlds} worlds in {began_s - lost_s:.0f} s, the slowest of {slowest_s:.1f} s")
     supervisor.shutdown()

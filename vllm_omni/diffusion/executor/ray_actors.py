@@ -286,4 +286,4 @@ class WorkerActors(RankConversation):
 
 def _words(error: RayError) -> str:
     """The first sentence of the line that says what happened."""
-    return str(error).strip().splitlines()[-1].partition(". ")[0]
+    return str(error).strip().splitlines()[-1].strip().partition(". ")[0]
