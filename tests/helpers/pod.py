@@ -1,7 +1,7 @@
 """A server in a process of its own with frames of noise: ``python -m tests.helpers.pod PORT``.
 
 Its workers are fake, its sockets, its encoder and its memory are real. A client that reads nothing
-is given up after two seconds.
+is given up after four seconds.
 """
 
 import socket
@@ -29,7 +29,7 @@ def serve(port: int) -> int:
     engine = Engine(supervisor, EngineMetrics(MODEL), max_queued=4)
     config = ServerConfig((MODEL,))
     state = ServerState(EngineClient(tiny_deployment(), engine, tiny_prompt), config)
-    app = create_app(state, Timers(stall=2.0, poll=0.1))
+    app = create_app(state, Timers(stall=4.0, poll=0.1))
     server = EngineServer(uvicorn_config(app, config), state)
     server.run(sockets=[socket.create_server(("127.0.0.1", port))])
     return server.exit_status

@@ -100,10 +100,9 @@ class _OtlpSession(SessionTrace):
                 self._begin_chunk(result)
 
     @override
-    def part(self, name: str) -> None:
-        now_s = time.monotonic()
-        self._tell(name, self._part_s, now_s, self._in_chunk)
-        self._part_s = now_s
+    def part(self, name: str, at_s: float) -> None:
+        self._tell(name, self._part_s, at_s, self._in_chunk)
+        self._part_s = at_s
 
     def _begin_chunk(self, result: ChunkResult) -> None:
         """Tell what the workers did: they say how long each part took, and when all was done."""
@@ -119,7 +118,7 @@ class _OtlpSession(SessionTrace):
         for name, took_s in parts_s.items():
             self._tell(_SPAN_NAMES.get(name, name), at_s, at_s + took_s, self._in_chunk)
             at_s += took_s
-        self._part_s = time.monotonic()
+        self._part_s = result.ready_s
 
     def _end_chunk(self) -> None:
         if self._chunk is not None:

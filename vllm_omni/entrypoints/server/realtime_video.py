@@ -6,8 +6,10 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
 from pydantic import JsonValue
 
+from vllm_omni.diffusion.geometry import chunk_pixel_frames
 from vllm_omni.diffusion.messages import SessionRequest
 from vllm_omni.engine.session import (
     ChunkReady,
@@ -49,6 +51,8 @@ from vllm_omni.inputs.request import RolloutRequest
 SESSION_PREFIX = "video_stream-"
 _MAX_PREPARING = 4
 """Resets of one session that may wait for their pictures."""
+_TAKEN = np.empty(0, np.uint8)
+"""In place of pixels that were encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,15 @@ class Timers:
     start: float = 10.0
     stall: float = 60.0
     poll: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """An event, and the video that stands for the pixels of its chunk since ``at_s``."""
+
+    event: SessionEvent
+    video: bytes = b""
+    at_s: float = 0.0
 
 
 class RealtimeVideoSession:
@@ -179,21 +192,36 @@ class RealtimeVideoSession:
             )
             with self._state.traces.session(self._session_id) as self._trace:
                 await self._steering.begin(self._session_id)
-                while not isinstance(event := await self._events.get(), Ended):
-                    self._progressed()
-                    self._trace.took(event)
-                    ready = await self._handle(event, start, encoder)
-                    del event  # Pixels are ten times the video, and do not wait for the client.
-                    await self._deliver(ready)
-                await self._finish(event, encoder)
+                await self._handle_events(start, encoder)
         finally:
             encoder.close()
 
-    async def _handle(
-        self, event: SessionEvent, start: SessionStart, encoder: ChunkEncoder
-    ) -> tuple[VideoChunkMetadata, bytes] | None:
-        """Tell the client of an event; a chunk is only made ready to be sent, and returned."""
-        match event:
+    async def _handle_events(self, start: SessionStart, encoder: ChunkEncoder) -> None:
+        """Tell the client of one event after another; the next one is made ready meanwhile.
+
+        So no pixels wait for a client that does not read, which are ten times their video.
+        """
+        upcoming = asyncio.create_task(self._next_event(encoder))
+        try:
+            while not isinstance(event := (ready := await upcoming).event, Ended):
+                upcoming = asyncio.create_task(self._next_event(encoder))
+                self._progressed()
+                await self._handle(ready, start)
+            await self._finish(event, encoder)
+        finally:
+            upcoming.cancel()
+
+    async def _next_event(self, encoder: ChunkEncoder) -> _Ready:
+        event = await self._events.get()
+        if not isinstance(event, ChunkReady):
+            return _Ready(event)
+        payload = await self._state.in_thread(encoder.encode, event.result.data)
+        event = replace(event, result=replace(event.result, data=_TAKEN))
+        return _Ready(event, payload, time.monotonic())
+
+    async def _handle(self, ready: _Ready, start: SessionStart) -> None:
+        self._trace.took(ready.event)
+        match ready.event:
             case Waiting(position) if start.queue and position != self._position:
                 self._position = position
                 await self._channel.send(
@@ -203,35 +231,25 @@ class RealtimeVideoSession:
                 await self._send_start()
             case WasReset():
                 await self._channel.send(SessionResetDone(request_id=self._request_id))
-            case ChunkReady():
-                return await self._encode(event, encoder)
-        return None
+            case ChunkReady(result, receipt):
+                self._trace.part("encode", ready.at_s)
+                metadata = VideoChunkMetadata(
+                    request_id=self._request_id,
+                    num_frames=chunk_pixel_frames(result.chunk_index),
+                    byte_length=len(ready.video),
+                    generation_chunk_index=result.chunk_index,
+                    started_event_ids=list(receipt.started),
+                    active_event_ids=list(receipt.active),
+                    completed_event_ids=list(receipt.completed),
+                    transport_chunk_index=self._binary_frames,
+                    server_ready_ms=(result.ready_s - self._started_s) * 1000.0,
+                    applied=dict(receipt.applied),
+                )
+                await self._deliver(metadata, ready.video)
 
-    async def _encode(
-        self, event: ChunkReady, encoder: ChunkEncoder
-    ) -> tuple[VideoChunkMetadata, bytes]:
-        payload = await self._state.in_thread(encoder.encode, event.result.data)
-        self._trace.part("encode")
-        receipt = event.receipt
-        metadata = VideoChunkMetadata(
-            request_id=self._request_id,
-            num_frames=len(event.result.data),
-            byte_length=len(payload),
-            generation_chunk_index=event.result.chunk_index,
-            started_event_ids=list(receipt.started),
-            active_event_ids=list(receipt.active),
-            completed_event_ids=list(receipt.completed),
-            transport_chunk_index=self._binary_frames,
-            server_ready_ms=(event.result.ready_s - self._started_s) * 1000.0,
-            applied=dict(receipt.applied),
-        )
-        return metadata, payload
-
-    async def _deliver(self, ready: tuple[VideoChunkMetadata, bytes] | None) -> None:
-        if ready is None:
-            return
-        await self._channel.send_chunk(*ready)
-        self._trace.part("deliver")
+    async def _deliver(self, metadata: VideoChunkMetadata, payload: bytes) -> None:
+        await self._channel.send_chunk(metadata, payload)
+        self._trace.part("deliver", time.monotonic())
         self._binary_frames += 1
         self._progressed()
         if self._session_id is not None:

@@ -32,8 +32,11 @@ class SessionTrace:
     def took(self, event: SessionEvent) -> None:
         """The engine said something; a chunk begins what :meth:`part` goes on with."""
 
-    def part(self, name: str) -> None:
-        """A part of the latest chunk ended now; it began with the end of the one before."""
+    def part(self, name: str, at_s: float) -> None:
+        """A part of the latest chunk ended at ``at_s`` of ``time.monotonic()``.
+
+        It began with the end of the part before, the first one when the pixels were there.
+        """
 
 
 class Traces:

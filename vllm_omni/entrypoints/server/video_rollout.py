@@ -147,7 +147,7 @@ class VideoRollout:
             if isinstance(event, ChunkReady):
                 last_s = event.result.ready_s
                 fragments += await self._encode(encoder, event)
-                trace.part("encode")
+                trace.part("encode", time.monotonic())
                 _check_size(len(fragments))
                 for name, seconds in stage_seconds(event.result.timings).items():
                     durations[name] = durations.get(name, 0.0) + seconds

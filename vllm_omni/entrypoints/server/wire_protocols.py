@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from asyncio import TimerHandle
 from asyncio.transports import BaseTransport
 
@@ -27,6 +28,9 @@ _REST_TIMEOUT_S = 60.0
 """How long a client may go on sending a body that was answered before it was through."""
 _READ_AT_LEAST = 64 * 1024
 _LOOK_S = 1.0
+_UNSENT_BYTES = 256 * 1024
+"""How much the system takes of a video before the client has room for it, instead of four
+megabytes: who does not read is noticed sooner, and what is under way is as much as ever."""
 _CUT_OFF_S = 15.0
 """How long a client may take to read the end of its session."""
 
@@ -190,6 +194,9 @@ class VideoSocketProtocol(WebSocketsSansIOProtocol):
     def connection_made(self, transport: BaseTransport) -> None:
         """The client has asked for a socket; it has to say what for."""
         super().connection_made(transport)
+        sending = transport.get_extra_info("socket")
+        if sending.family != socket.AF_UNIX:
+            sending.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         if not self._open.opened(self, Debt.START):
             self.transport.abort()
 
