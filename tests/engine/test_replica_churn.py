@@ -1,15 +1,26 @@
 """Sessions come and go over three replicas that are killed and drained under them."""
 
 import gc
+import logging
+import os
 import random
+import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 
+import psutil
 import pytest
 
-from tests.helpers.engine_bench import wait_until
+from tests.helpers import drawn_world
 from tests.helpers.fake_executor import FakeExecutor, make_request
+from tests.helpers.faults import process_ids
+from tests.helpers.local_server import wait_until
+from vllm_omni.config.resolve import resolve
+from vllm_omni.diffusion.executor import Executor
+from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.growth import Growth
 from vllm_omni.engine.metrics import EngineMetrics
@@ -25,11 +36,21 @@ LINE = 8
 
 
 class Churn:
-    """An engine of three replicas; one that is drained is made up for by the next number."""
+    """An engine of three replicas; one that is drained is made up for by the next number.
 
-    def __init__(self) -> None:
-        self.executors: dict[int, FakeExecutor] = {}
-        self.retired: list[FakeExecutor] = []
+    Args:
+        make_executor: of two places.
+        patience_s: how long a wait may take.
+    """
+
+    def __init__(
+        self,
+        make_executor: Callable[[], Executor] = lambda: FakeExecutor(sessions=2),
+        patience_s: float = 20.0,
+    ) -> None:
+        self.executors: dict[int, Executor] = {}
+        self.retired: list[Executor] = []
+        self._make_executor, self._patience_s = make_executor, patience_s
         self.ended: dict[str, list[Ended]] = {}
         self.kills: Counter[int] = Counter()
         growth = Growth(self._supervisor, SERVING, SERVING + DRAINS)
@@ -37,20 +58,23 @@ class Churn:
         self.engine = Engine(self._supervisor(0), metrics, max_queued=LINE, growth=growth)
 
     def _supervisor(self, replica: int) -> WorkerSupervisor:
-        def make() -> FakeExecutor:
+        def make() -> Executor:
             if replica in self.executors:
                 self.retired.append(self.executors[replica])
-            self.executors[replica] = FakeExecutor(sessions=2)
+            self.executors[replica] = self._make_executor()
             return self.executors[replica]
 
         return WorkerSupervisor(make, warm_up=None, sleep=lambda _: None)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        wait_until(condition, patience_s=self._patience_s)
 
     def serving(self) -> list[int]:
         return [one.number for one in self.engine.replicas() if one.state == "ready"]
 
     def open(self, num_chunks: int) -> str:
         """A session of at most as many chunks as may wait for a client that takes none."""
-        wait_until(lambda: self.engine.num_waiting < LINE)
+        self.wait(lambda: self.engine.num_waiting < LINE)
         events: list[Ended] = []
 
         def sink(event: SessionEvent) -> None:
@@ -66,7 +90,12 @@ class Churn:
         alive = [number for number in self.serving() if self.kills[number] < MAX_RESTARTS]
         for number in chance.sample(alive, min(1, len(alive))):
             self.kills[number] += 1
-            self.executors[number].dead = WorkerFailedError("rank 0 died")
+            match self.executors[number]:
+                case FakeExecutor() as executor:
+                    executor.dead = WorkerFailedError("rank 0 died")
+                case MultiprocExecutor() as executor:
+                    with suppress(WorkerFailedError):  # It is being started again.
+                        os.kill(process_ids(executor.group)[0], signal.SIGKILL)
 
     def drain(self, number: int) -> bool:
         try:
@@ -91,12 +120,11 @@ def placed(monkeypatch):
     return order
 
 
-@pytest.mark.parametrize("sessions", [60, pytest.param(500, marks=pytest.mark.soak)])
-def test_nothing_is_left_and_the_line_stays_in_order(placed, sessions):
+def stir(churn: Churn, placed: list[str], sessions: int) -> None:
+    """Bring so many sessions to their end under kills and drains; check line, ends and places."""
     chance = random.Random(5)
-    churn, threads = Churn(), threading.active_count()
     churn.engine.start()
-    wait_until(lambda: len(churn.serving()) == SERVING)
+    churn.wait(lambda: len(churn.serving()) == SERVING)
     kills = set(chance.sample(range(sessions), KILLS))
     drained = 0
     for number in range(sessions):
@@ -107,8 +135,8 @@ def test_nothing_is_left_and_the_line_stays_in_order(placed, sessions):
             ready = churn.serving()
             drained += bool(ready) and churn.drain(chance.choice(ready))
         time.sleep(chance.uniform(0, 0.002))
-    wait_until(lambda: churn.engine.num_sessions == 0)
-    wait_until(lambda: len(churn.engine.replicas()) == len(churn.serving()) == SERVING)
+    churn.wait(lambda: churn.engine.num_sessions == 0 and all(churn.ended.values()))
+    churn.wait(lambda: len(churn.engine.replicas()) == len(churn.serving()) == SERVING)
     assert placed == list(churn.ended)  # Dictionaries keep the order of arrival.
     assert drained == DRAINS
     ends = Counter(end.reason for (end,) in churn.ended.values())
@@ -116,17 +144,8 @@ def test_nothing_is_left_and_the_line_stays_in_order(placed, sessions):
     assert ends.total() == sessions
     errors = {type(end.error) for (end,) in churn.ended.values()} - {type(None)}
     assert errors <= {WorkerRestartedError}
-    live = [churn.executors[number] for number in churn.serving()]
-    assert [(one.open_ids, one.opened_total == one.closed_total) for one in live] == [
-        ([], True)
-    ] * SERVING
-    assert all(one.shut_down for one in churn.retired)
-    # One thread for each replica and one that keeps their number.
-    wait_until(lambda: threading.active_count() == threads + SERVING + 1)
+    assert all(one.sessions == 0 for one in churn.engine.replicas())
     print(f"{sessions} sessions, {len(churn.retired)} restarts, {drained} drains: {ends}")
-    churn.engine.close()
-    assert threading.active_count() == threads
-    wait_until(lambda: not alive(set(churn.ended)))
 
 
 def alive(session_ids: set[str]) -> list[EngineSession]:
@@ -138,3 +157,53 @@ def alive(session_ids: set[str]) -> list[EngineSession]:
     gc.collect()
     every = [one for one in gc.get_objects() if type(one) is EngineSession]
     return [one for one in every if one.session_id in session_ids]
+
+
+def wait_until_forgotten(churn: Churn) -> None:
+    session_ids = set(churn.ended)
+    churn.ended.clear()  # Errors hold what they passed.
+    churn.wait(lambda: not alive(session_ids))
+
+
+@pytest.mark.parametrize("sessions", [60, pytest.param(500, marks=pytest.mark.soak)])
+def test_nothing_is_left_and_the_line_stays_in_order(placed, sessions):
+    churn, threads = Churn(), threading.active_count()
+    stir(churn, placed, sessions)
+    live = [churn.executors[number] for number in churn.serving()]
+    assert [(one.open_ids, one.opened_total == one.closed_total) for one in live] == [
+        ([], True)
+    ] * SERVING
+    assert all(one.shut_down for one in churn.retired)
+    # One thread for each replica and one that keeps their number.
+    churn.wait(lambda: threading.active_count() == threads + SERVING + 1)
+    churn.engine.close()
+    assert threading.active_count() == threads
+    wait_until_forgotten(churn)
+
+
+def held() -> tuple[set[int], set[str], int]:
+    """Processes below this one, what lies in shared memory, and the number of descriptors."""
+    here = psutil.Process()
+    below = {one.pid for one in here.children(recursive=True)}
+    return below, set(os.listdir("/dev/shm")), here.num_fds()
+
+
+@pytest.mark.soak
+@pytest.mark.timing
+def test_nothing_is_left_of_worker_processes(placed, tmp_path, monkeypatch):
+    # pytest keeps what is logged, errors among it, and these hold the sessions that they passed.
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    home = drawn_world.write_home(tmp_path)
+    monkeypatch.syspath_prepend(str(home / "package"))
+    deployment = resolve(
+        str(home / "model"), deploy_config=str(home / "deploy.yaml"), overrides={"max_num_seqs": 2}
+    )
+    first = MultiprocExecutor(deployment.config)  # The fork server stays.
+    first.start()
+    first.shutdown()
+    before = held()
+    churn = Churn(lambda: MultiprocExecutor(deployment.config), patience_s=120.0)
+    stir(churn, placed, 500)
+    churn.engine.close()
+    wait_until_forgotten(churn)
+    churn.wait(lambda: held() == before)
