@@ -25,14 +25,19 @@ logger = get_logger(__name__)
 def tell_slow_link(
     config: OmniDiffusionConfig, spec: KVCacheSpec, parallel: ParallelState, device: torch.device
 ) -> None:
-    """Warn, once for a group, if a Ulysses group over several machines cannot be real time.
+    """Warn, once for a group, if its ranks exchange too much for the link between their machines.
 
     Every rank makes this call.
     """
-    if parallel.sequence.size > 1:
-        warning = slow_link(measure_link(parallel.sequence, device), spec, config)
-        if warning is not None and parallel.is_root:
-            logger.warning("%s", warning)
+    for setting, ranks, sent_bytes in (
+        ("ulysses_degree", parallel.sequence, chunk_exchange_bytes),
+        ("tensor_parallel_size", parallel.tensor, chunk_sum_bytes),
+    ):
+        if ranks.size > 1:
+            measured = measure_link(ranks, device)
+            warning = slow_link(setting, measured, sent_bytes(spec, config), config)
+            if warning is not None and parallel.is_root:
+                logger.warning("%s", warning)
 
 
 def measure_link(group: RankGroup, device: torch.device) -> float:
@@ -58,25 +63,47 @@ def chunk_exchange_bytes(spec: KVCacheSpec, config: OmniDiffusionConfig) -> int:
     Queries, keys, values and outputs of every layer in every forward, as
     ``docs/design/module/diffusion/parallelism.md`` derives them.
     """
+    message = _hidden_bytes(spec, config) // config.parallel.world_size
+    return 4 * message * (config.parallel.ulysses_degree - 1) * _layers(spec, config)
+
+
+def chunk_sum_bytes(spec: KVCacheSpec, config: OmniDiffusionConfig) -> int:
+    """Bytes that a rank sends to its tensor-parallel group for a chunk of the prepared size.
+
+    Outputs of both attentions, the feed-forward and the camera injector of every layer in every
+    forward are added over ``t`` ranks, which takes ``2 (t - 1) / t`` of their size from each.
+    """
+    ranks = config.parallel.tensor_parallel_size
+    message = 2 * _hidden_bytes(spec, config) // ranks
+    return 4 * message * (ranks - 1) * _layers(spec, config)
+
+
+def _hidden_bytes(spec: KVCacheSpec, config: OmniDiffusionConfig) -> int:
+    """Bytes of the hidden state of a chunk on one rank: its tokens, all features."""
     tokens = LATENT_FRAMES_PER_CHUNK * config.prepared_geometry.tokens_per_frame
-    local_tokens = tokens // config.parallel.ulysses_degree
-    head_bytes = spec.num_kv_heads * spec.head_dim * spec.element_bytes
+    heads = spec.num_kv_heads * config.parallel.world_size
+    per_token = heads * spec.head_dim * spec.element_bytes
+    return tokens // config.parallel.ulysses_degree * per_token
+
+
+def _layers(spec: KVCacheSpec, config: OmniDiffusionConfig) -> int:
+    """Layers that a chunk passes, over all its forwards."""
     forwards = _limits(config).inference_steps + (0 if config.reuse_last_step_kv else 1)
-    message = local_tokens * head_bytes * (config.parallel.ulysses_degree - 1)
-    return 4 * message * spec.num_layers * forwards
+    return spec.num_layers * forwards
 
 
-def slow_link(bytes_per_s: float, spec: KVCacheSpec, config: OmniDiffusionConfig) -> str | None:
+def slow_link(
+    setting: str, bytes_per_s: float, chunk_bytes: int, config: OmniDiffusionConfig
+) -> str | None:
     """Say that a chunk's exchanges alone take longer than it plays; ``None`` if they do not."""
-    chunk_bytes = chunk_exchange_bytes(spec, config)
     exchange_s = chunk_bytes / bytes_per_s
     play_s = CHUNK_PIXEL_FRAMES / _limits(config).native_fps
     if exchange_s <= play_s:
         return None
     return (
-        f"not real time: the ranks of ulysses_degree {config.parallel.ulysses_degree} are on "
-        f"several machines, whose link carries {bytes_per_s / 1e9:.2f} GB/s for each rank; a chunk "
-        f"of {config.prepared_geometry} exchanges {chunk_bytes / 1e9:.2f} GB, which takes "
+        f"not real time: the ranks that {setting} puts together are on several machines, whose "
+        f"link carries {bytes_per_s / 1e9:.2f} GB/s for each rank; a chunk of "
+        f"{config.prepared_geometry} exchanges {chunk_bytes / 1e9:.2f} GB, which takes "
         f"{exchange_s:.2f} s of the {play_s:.2f} s that it plays; keep the group on one machine "
         "(ray.placement: strict_pack) or give the machines a faster network"
     )
