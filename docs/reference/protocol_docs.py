@@ -102,6 +102,7 @@ stand still                {{"mode":"velocity","data":{{}}}}
 | later messages of the client | {protocol.MAX_CONTROL_CHARS:,} characters |
 | JSON of a message | {MAX_JSON_VALUES:,} values, counted as its brackets and commas |
 | any frame of the client | 16 MiB; a larger one closes the socket with code 1009 |
+| pings, pongs, and fragments below 1 KiB | 1000 in 10 s; more close the socket with code 1008 |
 | `video.start` | about as long as `session.start`: **it repeats the picture** |
 | other text frames of the server | below 64 KiB, unless one chunk lists hundreds of events |
 | binary frames | no fixed limit; for each pixel of width x height at most \

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
@@ -201,6 +201,60 @@ class TestTimeLimits:
 
 
 @pytest.mark.timing
+def frame(opcode: int, payload: bytes = b"", *, fin: bool = True) -> bytes:
+    """One frame of a client, masked with zeros."""
+    long = len(payload) > 125
+    length = b"\xfe" + len(payload).to_bytes(2, "big") if long else bytes([0x80 | len(payload)])
+    return bytes([0x80 * fin | opcode]) + length + bytes(4) + payload
+
+
+CONT, TEXT, PING, PONG = 0, 1, 9, 10
+LEFT_OPEN = frame(TEXT, b"{", fin=False)
+
+
+class TestFloods:
+    """Frames of nothing cost their sender six bytes and the server a thousand times their work."""
+
+    @pytest.fixture(scope="class")
+    def server(self) -> Iterator[LocalServer]:
+        with local_server() as running:
+            yield running
+
+    def verdict(self, port: int, data: bytes) -> bytes:
+        """What a socket hears that sends bytes, as far as the server's words about them."""
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(UPGRADE)
+            assert client.recv(4096).startswith(b"HTTP/1.1 101 ")
+            with suppress(ConnectionError):
+                client.sendall(data)
+            heard = b""
+            while b"too many" not in heard and b"not valid JSON" not in heard:
+                part = client.recv(65536)
+                assert part, heard[-200:]
+                heard += part
+            return heard
+
+    @pytest.mark.parametrize(
+        "flood",
+        [frame(PING) * 40_000, frame(PONG) * 40_000, LEFT_OPEN + frame(CONT, fin=False) * 40_000,
+         LEFT_OPEN + frame(CONT, b"x" * 1000, fin=False) * 1_500],
+        ids=["pings", "pongs", "empty fragments", "small fragments"],
+    )  # fmt: skip
+    def test_one_ends_its_socket_and_nothing_else(self, server, flood):
+        heard = self.verdict(server.port, flood)
+        assert b"too many pings, pongs or small fragments" in heard
+        assert httpx.get(f"{server.address}/health", trust_env=False).status_code == 200
+
+    @pytest.mark.parametrize(
+        "frames",
+        [frame(PING) * 900, LEFT_OPEN + frame(CONT, fin=False) * 900 + frame(CONT, b"{"),
+         LEFT_OPEN + frame(CONT, b" " * 1100, fin=False) * 2_000 + frame(CONT, b"{")],
+        ids=["pings", "fragments", "fragments of a kilobyte"],
+    )  # fmt: skip
+    def test_what_no_flood_is_is_heard(self, server, frames):
+        assert b"not valid JSON" in self.verdict(server.port, frames + frame(TEXT, b"{"))
+
+
 class TestSlowReaders:
     """An answer of many megabytes that is handed over in one piece, as a video is."""
 

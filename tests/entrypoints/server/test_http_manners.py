@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -110,6 +111,51 @@ class TestErrors:
         error = error_of(http.get(f"{VIDEOS}?limit=none"))
         assert error["param"] == "limit"
         assert error["message"] == 'limit: must be an integer, got "none"'
+
+
+def answered(server: LocalServer, request: bytes) -> bytes:
+    """Everything that comes for bytes of a request until the server ends the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(request)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+class TestTargets:
+    """A client of a proxy writes the server's name before the path, and that one counts."""
+
+    @pytest.mark.parametrize("scheme", [b"http", b"HTTP", b"https"])
+    def test_one_with_the_name_of_the_server(self, server, scheme):
+        target = scheme + b"://localhost:1/v1/models?a=b"
+        request = b"GET %s HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n" % target
+        got = answered(server, request)
+        assert got.startswith(b"HTTP/1.1 200 ")
+        assert b'"object":"list"' in got
+
+    def test_one_with_another_name(self):
+        with local_server(config=ServerConfig((MODEL,), host="127.0.0.1")) as server:
+            got = answered(
+                server,
+                b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost\r\n"
+                b"Connection: close\r\n\r\n",
+            )
+        assert got.startswith(b"HTTP/1.1 403 ")
+        assert b"not known as evil.example" in got
+
+    def test_a_body_whose_end_is_told_twice_is_refused_and_ends_the_connection(self, server):
+        got = answered(
+            server,
+            b"POST /v1/videos/sync HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        )
+        assert got.startswith(b"HTTP/1.1 400 ")
+        assert b"both Content-Length and Transfer-Encoding" in got
+
+    @pytest.mark.parametrize("limit", ["1_0", "+5", " 5", "5.0", "\u0665", "0x5", ""])
+    def test_a_number_is_written_in_digits(self, http, limit):
+        answer = http.get(VIDEOS, params={"limit": limit})
+        assert answer.status_code == 422
+        assert answer.json()["error"]["param"] == "limit"
+        assert http.get(VIDEOS, params={"limit": "05"}).status_code == 200
 
 
 class TestKeys:

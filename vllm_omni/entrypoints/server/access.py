@@ -3,6 +3,7 @@
 import base64
 import hmac
 import ipaddress
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,8 +22,13 @@ _KEY_PREFIX = "bearer."
 _PROBES = {"/health", "/ping"}
 """Asked by watchers under any name; they tell nothing of worth to a page."""
 _SCHEME = "bearer"
+_BAD_REQUEST = 400
 _UNAUTHORIZED = 401
 _FORBIDDEN = 403
+_HEADERS = {
+    _BAD_REQUEST: {"Connection": "close"},  # Where its body ends is anybody's guess.
+    _UNAUTHORIZED: {"WWW-Authenticate": _SCHEME.title()},
+}
 _READING_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
@@ -46,10 +52,13 @@ class AccessControl:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
+        scope = _in_origin_form(scope)
         headers = Headers(scope=scope)
         refusal = None
         path = _route_path(scope)
-        if path not in _PROBES and not self._host_allowed(headers):
+        if "content-length" in headers and "transfer-encoding" in headers:
+            refusal = (_BAD_REQUEST, "has both Content-Length and Transfer-Encoding")
+        elif path not in _PROBES and not self._host_allowed(headers):
             named = shown(_host_name(headers["host"])).strip('"')
             refusal = _told(
                 f"this server is not known as {named}; start it with --allowed-hosts {named}"
@@ -69,7 +78,7 @@ class AccessControl:
             await socket.send_denial_response(error_answer(_FORBIDDEN, refusal[1]))
         else:
             status, message = refusal
-            headers = {"WWW-Authenticate": _SCHEME.title()} if status == _UNAUTHORIZED else {}
+            headers = _HEADERS.get(status, {})
             await error_answer(status, message, headers=headers)(scope, receive, send)
 
     def _keys_of(self, path: str) -> tuple[str, ...]:
@@ -108,6 +117,22 @@ def _has_key(keys: tuple[str, ...], scope: Scope, headers: Headers) -> bool:
     return any(
         hmac.compare_digest(one, key) for one in given for text in keys for key in _spellings(text)
     )
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """The request without the server's name in its target, as clients of a proxy write it.
+
+    That name is the one that counts, whatever ``Host`` says (RFC 9112, section 3.2.2).
+    """
+    root = scope.get("root_path", "")
+    scheme, separator, rest = scope["path"].removeprefix(root).partition("://")
+    if not separator or scheme.lower() not in {"http", "https"}:
+        return scope
+    host, _, path = rest.partition("/")
+    headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    headers.append((b"host", host.encode("latin-1", "replace")))
+    path = f"{root}/{path}"
+    return {**scope, "path": path, "raw_path": quote(path).encode(), "headers": headers}
 
 
 def _route_path(scope: Scope) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
+from pydantic import BeforeValidator
 
 from vllm_omni import envs
 from vllm_omni.engine.session import StopCause
@@ -29,11 +30,19 @@ from vllm_omni.entrypoints.server.video_form import body_schema, read_body, refu
 from vllm_omni.entrypoints.server.video_jobs import MEDIA_TYPE, Order, VideoJob, VideoJobs
 from vllm_omni.entrypoints.server.video_rollout import FinishedVideo, VideoRollout, prepare
 from vllm_omni.logger import get_logger
+from vllm_omni.wording import shown
 
 logger = get_logger(__name__)
 
 _MIB = 2**20
 _PREFIX = "/v1/videos"
+
+
+def _in_digits(written: str) -> str:
+    """Refuse what only Python reads as a number, ``1_000``."""
+    if not (written.isascii() and written.isdigit()):
+        raise ValueError(f"must be an integer, got {shown(written)}")
+    return written
 
 
 def videos_router(state: ServerState) -> APIRouter:
@@ -75,7 +84,7 @@ def _add_job_routes(router: APIRouter, jobs: VideoJobs) -> None:
     async def list_jobs(
         request: Request,
         after: str | None = None,
-        limit: Annotated[int, Query(ge=0, le=100)] = 20,
+        limit: Annotated[int, Query(ge=0, le=100), BeforeValidator(_in_digits)] = 20,
         order: Order = "desc",
     ) -> JSONResponse:
         """Jobs by age, newest first unless asked otherwise."""

@@ -15,6 +15,7 @@ from asyncio.transports import BaseTransport
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
 
 from vllm_omni.entrypoints.server.connections import Debt, OpenConnections
 from vllm_omni.entrypoints.server.http_errors import error_body
@@ -33,6 +34,12 @@ _UNSENT_BYTES = 256 * 1024
 megabytes: who does not read is noticed sooner, and what is under way is as much as ever."""
 _CUT_OFF_S = 15.0
 """How long a client may take to read the end of its session."""
+_SMALL_FRAMES = 1000
+"""Of a socket in ``_SMALL_FRAMES_S``: pings, pongs and fragments below ``_SMALL_BYTES``."""
+_SMALL_FRAMES_S = 10.0
+_SMALL_BYTES = 1024
+_AT_ONCE = 16 * 1024
+"""Bytes of a socket that are taken apart before it is asked whether it may go on."""
 
 
 class HttpProtocol(H11Protocol):
@@ -186,6 +193,8 @@ class VideoSocketProtocol(WebSocketsSansIOProtocol):
     """
 
     _end_timer: TimerHandle | None = None
+    _small_frames = 0
+    _small_since_s = 0.0
 
     def __init__(self, open_connections: OpenConnections, **settings: object) -> None:
         super().__init__(**settings)  # pyright: ignore[reportArgumentType]
@@ -203,6 +212,39 @@ class VideoSocketProtocol(WebSocketsSansIOProtocol):
     def cut_off(self) -> None:
         """End the connection; somebody else needs its place."""
         self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the client: frames, of which the smallest take thousands of times their work."""
+        for start in range(0, len(data), _AT_ONCE):
+            if not self.transport.is_closing():
+                super().data_received(data[start : start + _AT_ONCE])
+
+    def handle_ping(self) -> None:
+        """Answer, unless there are too many."""
+        if not self.close_sent:
+            super().handle_ping()
+            self._count_small()
+
+    def handle_pong(self, event: Frame) -> None:
+        """Note that the client lives, unless there are too many."""
+        super().handle_pong(event)
+        self._count_small()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Add a fragment to the message that it is of."""
+        super().handle_cont(event)
+        if len(event.data) < _SMALL_BYTES:
+            self._count_small()
+
+    def _count_small(self) -> None:
+        """End a socket that sends hardly more than frames."""
+        now_s = self.loop.time()
+        if now_s - self._small_since_s > _SMALL_FRAMES_S:
+            self._small_frames, self._small_since_s = 0, now_s
+        self._small_frames += 1
+        if self._small_frames > _SMALL_FRAMES and not self.close_sent:
+            self.conn.fail(CloseCode.POLICY_VIOLATION, "too many pings, pongs or small fragments")
+            self.handle_parser_exception()
 
     def send_receive_event_to_app(self) -> None:
         """A whole message has come: whether it is a good one, the session says."""
