@@ -90,7 +90,9 @@ class Setting:
         """The default for a reader; empty where there is none."""
         if self.unsaid or self.default in {None, ()}:
             return self.unsaid
-        return _words_of(self.default)
+        if isinstance(self.default, float):
+            return f"{self.default:g}"
+        return self.default if isinstance(self.default, str) else shown(self.default)
 
     @cached_property
     def words(self) -> tuple[str, ...]:
@@ -248,12 +250,6 @@ class Names:
             if known.lower() == word:
                 return known
         raise refuse(f"must be {one_of(self.known)}")
-
-
-def _words_of(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return value if isinstance(value, str) else shown(value)
 
 
 def _plain_type(hint: object) -> object:

@@ -36,7 +36,7 @@ for module in pkgutil.walk_packages(vllm_omni.__path__, "vllm_omni."):
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
-            assert error.name.split(".")[0] in {"vllm", "ray"}, error
+            assert error.name.split(".")[0] in {"vllm", "ray", "triton"}, error
 loaded = [name for name in sys.modules if name.split(".")[0] == "torch_npu"]
 assert not loaded, loaded
 import torch

@@ -40,7 +40,11 @@ def _why_not() -> str | None:
     return None
 
 
-requires_chromium = pytest.mark.skipif(_why_not() is not None, reason=_why_not() or "")
+MARKS = [
+    pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, pytest.mark.timing,
+    pytest.mark.skipif(_why_not() is not None, reason=_why_not() or ""),
+]  # fmt: skip
+"""Marks of every test in a browser."""
 REST = {"translation": [0, 0, 0], "rotation": [0, 0, 0, 1]}
 FORWARD = {"translation": [0, 0, 0.05], "rotation": [0, 0, 0, 1]}
 

@@ -4,10 +4,10 @@ import pytest
 
 from tests.web.browser import (
     FORWARD,
+    MARKS,
     REST,
     browser,
     cameras,
-    requires_chromium,
     running_server,
     server,
     visit,
@@ -16,10 +16,7 @@ from tests.web.browser import (
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
-pytestmark = [
-    pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
-    pytest.mark.timing,
-]  # fmt: skip
+pytestmark = MARKS
 
 # Half of six degrees, the turn of one latent frame.
 SIN, COS = 0.052336, 0.99863

@@ -7,10 +7,10 @@ import pytest
 from tests.web.browser import (
     DESKTOP,
     FORWARD,
+    MARKS,
     PHONE,
     browser,
     cameras,
-    requires_chromium,
     running_server,
     server,
     visit,
@@ -19,10 +19,7 @@ from tests.web.browser import (
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
-pytestmark = [
-    pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
-    pytest.mark.timing,
-]  # fmt: skip
+pytestmark = MARKS
 
 WIDTHS = [320, 360, 480, 600, 699, 760, 900, 1024, 1140, 1280, 1920, 2560]
 LOW = [(568, 320), (844, 390), (932, 430)]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.web.browser import (
+    MARKS,
     browser,
-    requires_chromium,
     running_server,
     server,
     visit,
@@ -17,10 +17,7 @@ from vllm_omni.inputs.interaction import parse_camera_payload
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
-pytestmark = [
-    pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
-    pytest.mark.timing,
-]  # fmt: skip
+pytestmark = MARKS
 
 SEQUENCES = {
     "walk": ["w"] * 6 + ["sa"] * 6 + ["d"] * 3,

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.web.browser import (
+    MARKS,
     browser,
     open_visit,
-    requires_chromium,
     running_server,
     server,
     visit,
@@ -16,10 +16,7 @@ from tests.web.figures import CHUNK_S, SPY, measure
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
-pytestmark = [
-    pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
-    pytest.mark.timing,
-]  # fmt: skip
+pytestmark = MARKS
 
 # A server that keeps to the lead, and a player that obeys Pace, in steps of 10 ms of simulated
 # time: chunk k is begun once the stream is less than the lead ahead of a viewer who started with

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from tests.web.browser import (
+    MARKS,
     browser,
-    requires_chromium,
     running_server,
     server,
     visit,
@@ -17,10 +17,7 @@ from vllm_omni.entrypoints.server import protocol
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
-pytestmark = [
-    pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
-    pytest.mark.timing,
-]  # fmt: skip
+pytestmark = MARKS
 
 DROP = """(type) => {
   const data = new DataTransfer();

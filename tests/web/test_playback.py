@@ -1,10 +1,8 @@
 """Playback in a real browser: fall-backs, stalls, failures and the size of the buffer."""
 
-import pytest
-
 from tests.web.browser import (
+    MARKS,
     browser,
-    requires_chromium,
     running_server,
     server,
     visit,
@@ -13,10 +11,7 @@ from tests.web.browser import (
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
-pytestmark = [
-    pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
-    pytest.mark.timing,
-]  # fmt: skip
+pytestmark = MARKS
 
 NO_MSE = "delete window.MediaSource; delete window.ManagedMediaSource;"
 

@@ -10,14 +10,11 @@ import pytest
 
 from tests.helpers import drawn_world
 from tests.helpers.server import RealServer, real_server
-from tests.web.browser import BUILD, DESKTOP, browser, requires_chromium
+from tests.web.browser import BUILD, DESKTOP, MARKS, browser
 
 __all__ = ["browser"]
 
-pytestmark = [
-    pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
-    pytest.mark.timing,
-]  # fmt: skip
+pytestmark = MARKS
 
 PATIENCE_MS = 40_000
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.server import RealServer, real_server
-from tests.web.browser import DESKTOP, browser, requires_chromium
+from tests.web.browser import DESKTOP, MARKS, browser
 from vllm_omni.diffusion.utils.island import View, render
 from vllm_omni.diffusion.utils.scenes import MODEL, SCENES
 
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["browser"]
 
-pytestmark = [
-    pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
-    pytest.mark.timing,
-]  # fmt: skip
+pytestmark = MARKS
 
 FPS = 16
 CHUNK_S = 12 / FPS

@@ -9,10 +9,10 @@ import pytest
 
 from tests.web.browser import (
     FORWARD,
+    MARKS,
     REST,
     browser,
     cameras,
-    requires_chromium,
     running_server,
     server,
     visit,
@@ -22,10 +22,7 @@ from vllm_omni.entrypoints.server import protocol
 
 __all__ = ["browser", "running_server", "server", "visit", "visit_with"]
 
-pytestmark = [
-    pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.web, requires_chromium,
-    pytest.mark.timing,
-]  # fmt: skip
+pytestmark = MARKS
 
 
 def downloaded(visit, press):

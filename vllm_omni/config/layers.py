@@ -108,8 +108,9 @@ class _Reader:
             twice = f"{before} and {spelled} are two names of one setting"
             self.wrong.append(f"{spelled}: is given twice" if before == spelled else twice)
             return
-        if self.warn:
-            _warn_of_older_name(spelled, setting.key, self.where)
+        if self.warn and spelled in _OLDER_NAMES:
+            text = f"{self.where}: {spelled} is the older name of {setting.key}"
+            warnings.warn(text, FutureWarning, stacklevel=2)
         if value is None:
             self.values[setting.key] = None
             return
@@ -183,11 +184,6 @@ def _mapping(value: object, where: str) -> Values:
     if not isinstance(value, Mapping):
         raise ConfigTypeError(f"{where} must be a mapping of names to values, got {shown(value)}")
     return dict(value)
-
-
-def _warn_of_older_name(spelled: str, key: str, where: str) -> None:
-    if spelled in _OLDER_NAMES:
-        warnings.warn(f"{where}: {spelled} is the older name of {key}", FutureWarning, stacklevel=2)
 
 
 def merge_layers(layers: Sequence[Layer]) -> Merged:

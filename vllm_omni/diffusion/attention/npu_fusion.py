@@ -5,12 +5,10 @@ not check its layouts, so both are always given.
 """
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from typing_extensions import override
 
 from vllm_omni.diffusion.attention.backend import (
-    AttentionBackend,
+    GatheringAttention,
     Heads,
     PageIds,
     Pages,
@@ -23,7 +21,7 @@ from vllm_omni.platforms.npu import load_torch_npu
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
-class NpuFusionAttention(AttentionBackend):
+class NpuFusionAttention(GatheringAttention):
     """Runs the operator on views of the pool and reads nothing back to the host."""
 
     name = "npu_fusion"
@@ -38,11 +36,6 @@ class NpuFusionAttention(AttentionBackend):
         batched = (x.contiguous().unsqueeze(0) for x in (query, key, value))
         output = self._torch_npu.npu_fusion_attention(*batched, query.shape[1], "BSND", scale=scale)
         return output[0].squeeze(0)
-
-    @override
-    def kernel(self, *operands: Float[Tensor, "_ heads head_dim"], scale: float) -> str:
-        """Return the backend's own name: it has one operator."""
-        return self.name
 
     @override
     def attend_pages(

@@ -27,7 +27,7 @@ from vllm_omni.entrypoints.server.request_ids import name_request, name_result
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.video_form import body_schema, read_body, refuse_repeated
-from vllm_omni.entrypoints.server.video_jobs import MEDIA_TYPE, Order, VideoJob, VideoJobs
+from vllm_omni.entrypoints.server.video_jobs import MEDIA_TYPE, Order, VideoJobs
 from vllm_omni.entrypoints.server.video_rollout import FinishedVideo, VideoRollout, prepare
 from vllm_omni.logger import get_logger
 from vllm_omni.wording import shown
@@ -104,7 +104,7 @@ def _add_job_routes(router: APIRouter, jobs: VideoJobs) -> None:
     async def get_job(video_id: str) -> JSONResponse:
         """One job; a failed one with the status of its failure."""
         job = jobs.get(video_id)
-        return JSONResponse(job.to_json(), _status_of_job(job))
+        return JSONResponse(job.to_json(), 200 if job.failure is None else job.failure[0])
 
     @router.delete(f"{_PREFIX}/{{video_id}}")
     async def delete_job(video_id: str) -> dict[str, object]:
@@ -205,7 +205,3 @@ def _check_ready(state: ServerState) -> None:
     reason = state.client.engine.unready_reason
     if reason is not None:
         raise HttpRefusalError(503, f"no video can be made now: {reason}")
-
-
-def _status_of_job(job: VideoJob) -> int:
-    return 200 if job.failure is None else job.failure[0]

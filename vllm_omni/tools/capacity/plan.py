@@ -5,7 +5,7 @@ The formulas are held to :mod:`simulation` or to counted figures.
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import ceil, floor, inf
 
@@ -214,12 +214,6 @@ def simulate_plan(demands: Demands, plan: Plan, policy: Policy, *, arrivals: int
     return simulate(crowd, pods=plan.pods, places=places, policy=policy, arrivals=arrivals)
 
 
-def as_json(demands: Demands, plan: Plan, waits: Mapping[Policy, Waits]) -> dict[str, object]:
-    """The plan with what was asked for and what was simulated, ready for a JSON file."""
-    simulated = {policy.value: asdict(one) for policy, one in waits.items()}
-    return {"demands": asdict(demands), "plan": asdict(plan), "simulated": simulated}
-
-
 def table(demands: Demands, plan: Plan) -> str:
     """The plan as lines for a terminal."""
     rows = [
@@ -326,7 +320,9 @@ def run(args: argparse.Namespace) -> int:
         for policy in (Policy if args.simulate else ())
     }
     if args.json:
-        print(json.dumps(as_json(demands, plan, waits), indent=2))
+        simulated = {policy.value: asdict(one) for policy, one in waits.items()}
+        told = {"demands": asdict(demands), "plan": asdict(plan), "simulated": simulated}
+        print(json.dumps(told, indent=2))
         return 0
     print(table(demands, plan))
     for policy, one in waits.items():
