@@ -47,6 +47,16 @@ def expand_home(path: str | Path) -> Path:
         raise OSError(errno.ENOENT, str(error), str(path)) from None
 
 
+def refuse_special(path: Path) -> None:
+    """Refuse a pipe, a socket or a device: reading one may wait, or go on, for ever.
+
+    Raises:
+        OSError: if it is one.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device and no file", str(path))
+
+
 def sentence(error: BaseException) -> str:
     """Say which file was refused and why, for an error that :func:`is_refusal` knows."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes):

@@ -9,7 +9,9 @@ import pytest
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
 from vllm_omni.config.checkpoint import find_checkpoint
 from vllm_omni.config.deploy_file import load_deploy_file
-from vllm_omni.errors import ConfigError
+from vllm_omni.diffusion.data import DiffusionParallelConfig
+from vllm_omni.diffusion.registry import model_of
+from vllm_omni.errors import CheckpointError, ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -70,6 +72,25 @@ def test_what_the_system_refuses_is_one_line(model, message):
     with pytest.raises(ConfigError, match=message) as caught:
         find_checkpoint(model)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["model_index.json", "transformer/config.json", "tokenizer/tokenizer.json",
+     "transformer/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"],
+)  # fmt: skip
+def test_a_pipe_is_refused_and_nobody_waits_for_its_writer(file, tmp_path):
+    model = write_fake_checkpoint(tmp_path / "model")
+    (model / file).unlink()
+    os.mkfifo(model / file)
+    with pytest.raises(CheckpointError, match="it is a pipe"):
+        model_of(model).check_checkpoint(model, DiffusionParallelConfig())
+
+
+def test_an_index_without_bottom_is_no_json(tmp_path):
+    (tmp_path / "model_index.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="is not valid JSON"):
+        model_of(tmp_path)
 
 
 def test_a_path_that_is_not_utf8_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from vllm_omni.errors import CheckpointError
+from vllm_omni.system_errors import refuse_special
 
 
 def get_model_class_name(model_path: str | Path) -> str:
@@ -14,10 +15,11 @@ def get_model_class_name(model_path: str | Path) -> str:
     """
     index = Path(model_path) / "model_index.json"
     try:
+        refuse_special(index)
         content = json.loads(index.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{index}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{index}: is not valid JSON ({error})") from error
     name = content.get("_class_name") if isinstance(content, dict) else None
     if not isinstance(name, str) or not name:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_omni.errors import CheckpointError
-from vllm_omni.system_errors import reason
+from vllm_omni.system_errors import reason, refuse_special
 
 DIFFUSERS = "diffusion_pytorch_model"
 """Name of the weight files that diffusers writes, without what follows."""
@@ -32,6 +32,7 @@ def label(path: Path) -> str:
 def reading(path: Path) -> Iterator[None]:
     """Report what the system says about a file as :class:`CheckpointError`."""
     try:
+        refuse_special(path)
         yield
     except FileNotFoundError as error:
         raise _absence(path) from error

@@ -117,6 +117,10 @@ def test_a_file_that_pads_and_cuts_by_itself_changes_nothing(tmp_path):
         ("{", r"tokenizer/tokenizer\.json is not JSON"),
         ("{}", r"tokenizer/tokenizer\.json cannot be used"),
         ('{"version": "1.0", "model": {"type": "Unigram", "vocab": 5}}', "cannot be used"),
+        (
+            '{"version": "1.0", "model": {"type": "Unigram", "unk_id": null, "vocab": [["a", 0]]}}',
+            "cannot be used: Encountered an unknown token",
+        ),
         ("version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     ],
 )

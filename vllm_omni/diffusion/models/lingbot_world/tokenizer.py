@@ -15,6 +15,8 @@ logger = get_logger(__name__)
 
 TEXT_TOKENS: Final = 512
 """Every prompt is cut to this length, the end token included."""
+_STRANGE = "a \u2603 \U000f0000"
+"""Characters that hardly a vocabulary knows, the last of them none of Unicode's own."""
 _FIRST_HEAD_CHARS = 8 * TEXT_TOKENS
 """Of a long prompt; English has some five characters to a token."""
 
@@ -59,6 +61,7 @@ def load_tokenizer(model: Path) -> PromptTokenizer:
     read_json(file)
     try:
         library = Tokenizer.from_file(str(file))
+        library.encode(_STRANGE)  # a vocabulary may have no word for what it does not know
     except Exception as error:
         if type(error) is Exception:  # the library knows no class of errors of its own
             raise CheckpointError(f"{label(file)} cannot be used: {error}") from error
