@@ -50,10 +50,17 @@ class CommandParser(argparse.ArgumentParser):
         return flag + suggest(flag.lstrip("-").replace("-", "_"), local, spell)
 
 
+def _plain(text: str) -> str:
+    """Refuse what only Python reads as a number: ``1_000``, other digits than 0 to 9."""
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
 def integer(text: str) -> int:
     """A word as an integer."""
     try:
-        return int(text)
+        return int(_plain(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be an integer, got {shown(text)}") from None
 
@@ -61,6 +68,6 @@ def integer(text: str) -> int:
 def number(text: str) -> float:
     """A word as a number."""
     try:
-        return float(text)
+        return float(_plain(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number, got {shown(text)}") from None

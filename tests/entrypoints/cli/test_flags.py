@@ -84,6 +84,9 @@ def test_usage_errors_exit_2(parser, capsys, line):
     ("line", "message"),
     [
         ("--usp two", 'argument --usp/--ulysses-degree: must be an integer, got "two"'),
+        ("--usp 1_0", 'argument --usp/--ulysses-degree: must be an integer, got "1_0"'),
+        ("--usp \u0662", "argument --usp/--ulysses-degree: must be an integer"),
+        ("--flow-shift 1_0.5", 'argument --flow-shift: must be a number, got "1_0.5"'),
         ("--flow-shift fast", 'argument --flow-shift: must be a number, got "fast"'),
         ("--ulysses-mode x", 'argument --ulysses-mode: must be strict or advanced_uaa, got "x"'),
         ("--device tpu", 'argument --device: must be cpu, cuda or npu, got "tpu"'),
