@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 from jaxtyping import Shaped
-from ray.exceptions import RayError
+from ray.exceptions import AuthenticationError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -70,10 +70,11 @@ def connect(address: str) -> None:
     try:
         # Lines of JSON would not be lines of JSON with the name of a rank before them.
         ray.init(address=address, configure_logging=False, log_to_driver=not logs_json())
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
         raise ConfigError(
-            f"no Ray cluster at ray_address {address!r} that this machine is part of ({error}); "
-            "start one here with `ray start`"
+            f"no Ray cluster at ray_address {address!r} that this machine is part of "
+            f"({_words(error)}); start one here with `ray start`, and give this process the "
+            "cluster's token if it has one (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH)"
         ) from None
     finally:
         if threading.current_thread() is threading.main_thread():
@@ -284,6 +285,6 @@ class WorkerActors(RankConversation):
                 remove_placement_group(self._places)
 
 
-def _words(error: RayError) -> str:
+def _words(error: Exception) -> str:
     """The first sentence of the line that says what happened."""
     return str(error).strip().splitlines()[-1].strip().partition(". ")[0]
