@@ -37,7 +37,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 NPU_SIM_VENV ?= .venv-npu-sim
 NPU_SIM_STAMP := $(NPU_SIM_VENV)/.installed
 # Triton, which torch has on CUDA alone, beside what the tests' own environment holds.
-CUDA_VENV ?= .venv-cuda
+CUDA_VENV ?= .venv-triton
 CUDA_STAMP := $(CUDA_VENV)/.installed
 # Ray and what it needs, beside what the tests' own environment holds.
 RAY_VENV ?= .venv-ray
