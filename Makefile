@@ -158,6 +158,7 @@ $(CUDA_STAMP): tests/triton_lane/requirements.txt $(DEV_STAMP)
 
 test-cuda: $(CUDA_STAMP)
 	$(CUDA_VENV)/bin/python -m pytest tests/triton_lane --noconftest -W default -o addopts= \
+	  -p tests.helpers.fixtures.retries \
 	  -o python_files='check_*.py'
 
 ray-env: $(RAY_STAMP)
