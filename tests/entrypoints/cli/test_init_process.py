@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.helpers.local_server import wait_until
 from tests.helpers.server import CPU_TINY, PLAIN, free_port
 from tests.helpers.tiny import tiny_checkpoint_dir
 
@@ -118,15 +119,16 @@ def _stop(after_s: float | None, number: int, folder: Path) -> float:
         Seconds from the signal to the end.
     """
     log = folder / "log"
+    before = signal.signal(number, signal.SIG_DFL)  # A server of a run by nohup ignores SIGHUP.
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, *PLAIN, str(tiny_checkpoint_dir()), "--omni", "--port",
              str(free_port()), "--host", "127.0.0.1", "--deploy-config", str(CPU_TINY)],
             stdout=out, stderr=out, cwd=Path(__file__).parents[3], start_new_session=True,
         )  # fmt: skip
+    signal.signal(number, before)
     if after_s is None:
-        while not _has_handler(process.pid, number):
-            time.sleep(0.002)
+        wait_until(lambda: process.poll() is not None or _has_handler(process.pid, number))
     else:
         time.sleep(after_s)
     runs = _has_handler(process.pid, number)
