@@ -245,15 +245,12 @@ class RealtimeVideoSession:
                     server_ready_ms=(result.ready_s - self._started_s) * 1000.0,
                     applied=dict(receipt.applied),
                 )
-                await self._deliver(metadata, ready.video)
-
-    async def _deliver(self, metadata: VideoChunkMetadata, payload: bytes) -> None:
-        await self._channel.send_chunk(metadata, payload)
-        self._trace.part("deliver", time.monotonic())
-        self._binary_frames += 1
-        self._progressed()
-        if self._session_id is not None:
-            self._engine.delivered(self._session_id)
+                await self._channel.send_chunk(metadata, ready.video)
+                self._trace.part("deliver", time.monotonic())
+                self._binary_frames += 1
+                self._progressed()
+                if self._session_id is not None:
+                    self._engine.delivered(self._session_id)
 
     async def _finish(self, ended: Ended, encoder: ChunkEncoder) -> None:
         if ended.reason is EndReason.FAILED and ended.error is not None and not self._stopped:
