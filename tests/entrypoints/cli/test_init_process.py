@@ -17,6 +17,7 @@ import pytest
 from tests.helpers.local_server import wait_until
 from tests.helpers.server import CPU_TINY, PLAIN, free_port
 from tests.helpers.tiny import tiny_checkpoint_dir
+from vllm_omni.entrypoints.cli import main
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
@@ -148,6 +149,24 @@ def _stop(after_s: float | None, number: int, folder: Path) -> float:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_server_ends_well_from_its_first_moment_on(number, tmp_path):
     _stop(None, number, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "serves"),
+    [
+        ("serve m", True),
+        ("--omni serve m", True),
+        ("bench serve", False),
+        ("demo --out serve", False),
+    ],
+)
+def test_only_a_server_ends_so(line, serves, monkeypatch):
+    handled = []
+    monkeypatch.setattr(main, "_end_at_signals", lambda: handled.append(line))
+    monkeypatch.setattr(main, "dispatch", lambda _: 0)
+    monkeypatch.setattr("sys.argv", ["vllm-omni", *line.split()])
+    assert main._run_line() == 0
+    assert bool(handled) is serves
 
 
 @pytest.mark.soak

@@ -80,9 +80,11 @@ def main() -> None:
 
 
 def _run_line() -> int:
-    if "serve" in sys.argv:
+    arguments = sys.argv[1:]
+    # Not any word of the line: `bench serve` is no server.
+    if next((word for word in arguments if word != OMNI_FLAG), None) == "serve":
         _end_at_signals()
-    return dispatch(sys.argv[1:])
+    return dispatch(arguments)
 
 
 def _end_at_signals() -> None:
