@@ -14,6 +14,18 @@ import psutil
 from tests.helpers.local_server import wait_until
 from tests.helpers.loopback import OnLoopback
 from tests.helpers.server import ROOT, free_port
+from tests.helpers.socket_client import picture_url, start_message
+
+
+def large_world(bitrate: str, **length: object) -> dict[str, object]:
+    """A start of 832x480; 9.5M are a megabyte of video for each of its chunks."""
+    sides = {"height": 480, "width": 832}
+    return start_message(
+        image_reference={"image_url": picture_url(**sides)},
+        extra_params={"video_codec_options": {"bitrate": bitrate}},
+        **sides,
+        **length,
+    )
 
 
 class Pod(OnLoopback):

@@ -8,20 +8,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.deploy.haproxy import haproxy, needs_haproxy
-from tests.deploy.pods import Pod, pod
-from tests.helpers.socket_client import picture_url, socket_client, start_message
+from tests.deploy.pods import Pod, large_world, pod
+from tests.helpers.socket_client import socket_client
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
-LARGE = {"height": 480, "width": 832}
-ENDLESS = start_message(
-    num_frames=None,
-    unbounded=True,
-    image_reference={"image_url": picture_url(**LARGE)},
-    # A little more than a megabyte a chunk.
-    extra_params={"video_codec_options": {"bitrate": "13M"}},
-    **LARGE,
-)
+ENDLESS = large_world("13M", num_frames=None, unbounded=True)
 MOST_FRAMES = 10
 MOST_GROWTH_BYTES = ENCODER_BYTES = 10 * 2**20
 """What a world that waits for its client may hold, beside the encoder that every world has."""

@@ -8,11 +8,11 @@ import psutil
 import pytest
 
 from tests.deploy.haproxy import haproxy, needs_haproxy
-from tests.deploy.pods import pod
+from tests.deploy.pods import large_world, pod
 from tests.helpers.faults import process_ids
 from tests.helpers.fixtures.carriers import CARRIERS, group_config, group_executor, raylets
 from tests.helpers.sessions import small_request
-from tests.helpers.socket_client import picture_url, socket_client, start_message
+from tests.helpers.socket_client import socket_client
 from vllm_omni.diffusion.data import DiffusionParallelConfig, RayConfig
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, GroupCapacity
 from vllm_omni.diffusion.worker.process import Done, SharedChunk, Stop
@@ -30,13 +30,7 @@ pytestmark = [
 ROUNDS, CHUNKS = 4, 15
 MOST_ADDED_MS = 12.0
 MOST_PROXY_CPU_MS = 1.0
-LARGE = {"height": 480, "width": 832}
-WORLD = start_message(
-    num_frames=12 * CHUNKS - 3,
-    image_reference={"image_url": picture_url(**LARGE)},
-    extra_params={"video_codec_options": {"bitrate": "9.5M"}},  # about a megabyte a chunk
-    **LARGE,
-)
+WORLD = large_world("9.5M", num_frames=12 * CHUNKS - 3)
 
 
 def answering_main(task, pipe, pixels):
