@@ -288,7 +288,7 @@ class RealBench:
             config=self.scale.transformer,
             dtype=torch.bfloat16,
             linear=PlainLinearMethod(),
-            product_with_gelu=GeluLinearMethod() if self.device.type == "cuda" else None,
+            product_with_gelu=GeluLinearMethod.where_it_is(self.device),
             backend=self.backend,
             tensor_parallel=SINGLE,
             exchange=UlyssesExchange(SINGLE),

@@ -69,7 +69,7 @@ class SmallWorld:
             config=scale.transformer,
             dtype=dtype,
             linear=PlainLinearMethod(),
-            product_with_gelu=GeluLinearMethod() if device.type == "cuda" else None,
+            product_with_gelu=GeluLinearMethod.where_it_is(device),
             backend=create_attention_backend(backend),
             tensor_parallel=SINGLE,
             exchange=UlyssesExchange(SINGLE),

@@ -125,3 +125,9 @@ def test_a_product_with_gelu_in_it_is_the_product_and_gelu_behind_it():
         layer.bias.copy_(bias)
     expected = F.gelu(F.linear(x, weight, bias))
     torch.testing.assert_close(layer(x), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_only_nvidia_gpus_have_such_a_product():
+    assert GeluLinearMethod.where_it_is(torch.device("cpu")) is None
+    assert GeluLinearMethod.where_it_is(torch.device("meta")) is None
+    assert isinstance(GeluLinearMethod.where_it_is(torch.device("cuda", 1)), GeluLinearMethod)

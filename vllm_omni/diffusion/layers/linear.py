@@ -81,6 +81,11 @@ class GeluLinearMethod(PlainLinearMethod):
         product = torch.ops.aten._addmm_activation  # noqa: SLF001
         return product(bias, x, layer.weight.t(), use_gelu=True)
 
+    @classmethod
+    def where_it_is(cls, device: torch.device) -> GeluLinearMethod | None:
+        """Make one for a device that has such a kernel; ``None`` for any other."""
+        return cls() if device.type == "cuda" else None
+
 
 class ShardedLinear(WeightedModule):
     """Base of all linear layers: it holds the bias and the method that holds the weight.

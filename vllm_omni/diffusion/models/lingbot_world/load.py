@@ -298,7 +298,8 @@ def layer_parts(
         ConfigError: if a choice does not exist, or is wrong on this device.
     """
     linear = PlainLinearMethod()
-    gelu_in_product = device.type == "cuda" and config.linear_backend == "native"
+    # What else stores the weights of the feed-forward part multiplies them, too.
+    is_plain = feed_forward is None and config.linear_backend == "native"
     backend, kernel = checked_backend(
         config, platform, head_dim=model.attention_head_dim, dtype=dtype, device=device
     )
@@ -311,7 +312,7 @@ def layer_parts(
         tensor_parallel=parallel.tensor,
         exchange=UlyssesExchange(parallel.sequence),
         feed_forward=feed_forward or feed_forward_method(config, platform, linear),
-        product_with_gelu=GeluLinearMethod() if gelu_in_product else None,
+        product_with_gelu=GeluLinearMethod.where_it_is(device) if is_plain else None,
         rotary=checked_rotary(config, platform, model=model, dtype=dtype, device=device),
         post_attention=configured_post_attention(
             config, platform, dim=model.dim, parallel=parallel, device=device
