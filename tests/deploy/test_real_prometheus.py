@@ -92,7 +92,12 @@ def prometheus(plain_server, tmp_path_factory):
         wait(lambda: client.values("count_over_time(up[1m])") >= [2], "two scrapes")
         url = f"{plain_server.address}{SYNC}"
         assert httpx.post(url, json=BODY, timeout=60).status_code == httpx.codes.OK
+        # A rate is of two scrapes of a series, and that of live worlds may begin with this one.
         asyncio.run(walk(plain_server.url))
+        intervals = "vllm_omni:chunk_interval_s_count"
+        wait(lambda: bool(client.values(intervals)), "a live world in a scrape")
+        asyncio.run(walk(plain_server.url))
+        wait(lambda: client.values(f"increase({intervals}[1m])") > [0], "another one")
         ended = 'vllm_omni:requests_success_total{finished_reason="finished"}'
         wait(lambda: client.values(f"increase({ended}[1m])") > [1], "both worlds in a scrape")
         yield client

@@ -7,15 +7,19 @@ outside the page: the time of the key, the messages of the socket, and the brows
 every video frame that it has put on the screen.
 """
 
+from __future__ import annotations
+
 import argparse
 import itertools
 import statistics
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from playwright.sync_api import Page, sync_playwright
-
-from tests.web.browser import CHROMIUM, FLAGS
+from tests.web.browser import CHROMIUM, FLAGS, sync_playwright
 from tests.web.fake_server import FakeServer, Script
+
+if TYPE_CHECKING:  # A test imports this file where there is no playwright, too.
+    from playwright.sync_api import Page
 
 FPS = 16
 CHUNK_S = 12 / FPS
