@@ -169,16 +169,18 @@ $(RAY_STAMP): tests/ray/requirements.txt $(DEV_STAMP)
 	$(RAY_VENV)/bin/python -m pip install --quiet -r tests/ray/requirements.txt
 	@touch $@
 
-# The battery of executors on Ray alone: `make test` runs it on processes.
+# On Ray alone what `make test` runs on processes: the battery of executors, and whole servers.
 RAY_PYTEST = $(RAY_VENV)/bin/python -m pytest -W default -k ray -o python_files='test_*.py check_*.py'
 test-ray check-ray: export RAY_USAGE_STATS_ENABLED = 0
 test-ray: $(RAY_STAMP)
 	$(RAY_PYTEST) tests/diffusion/executor/test_executors.py \
-	  tests/diffusion/executor/test_groups.py::test_a_killed_rank_is_named_and_a_new_group_is_right
+	  'tests/diffusion/executor/test_groups.py::test_a_killed_rank_is_named_and_a_new_group_is_right[ray-0]' \
+	  tests/entrypoints/server/test_several_ranks.py tests/entrypoints/server/test_drain.py
 
 # All that runs on both, and lost machines, a frozen one, a lost head, overhead: takes longer.
 check-ray: $(RAY_STAMP)
-	$(RAY_PYTEST) -s tests/diffusion/executor tests/entrypoints/server/test_several_ranks.py tests/ray
+	$(RAY_PYTEST) -s tests/diffusion/executor tests/entrypoints/server/test_several_ranks.py \
+	  tests/entrypoints/server/test_drain.py tests/ray
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -28,15 +27,11 @@ pytestmark = [
 ]
 
 TWO_RANKS = DiffusionParallelConfig(ulysses_degree=2)
-SETTINGS = Path(__file__).parents[2] / "examples/online_serving/ray/ray.env"
 HEADLESS_S = 150.0
 
 
 @pytest.fixture
-def cluster(monkeypatch):
-    for line in SETTINGS.read_text().splitlines():
-        if line and not line.startswith("#"):
-            monkeypatch.setenv(*line.split("=", 1))
+def cluster():
     with raylets_of(1, 1) as made:
         yield made
 

@@ -6,10 +6,13 @@ import time
 import pytest
 
 from tests.helpers.fake_executor import FakeExecutor
+from tests.helpers.fixtures.carriers import carrier, carrier_flags, raylets
 from tests.helpers.local_server import MODEL, local_server, wait_until
 from tests.helpers.server import RealServer, real_server
 from tests.helpers.socket_client import denied, play, socket_client, start_message
 from vllm_omni.config.server import ServerConfig
+
+__all__ = ["carrier", "carrier_flags", "raylets"]
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 
@@ -25,10 +28,12 @@ def is_draining(server: RealServer) -> bool:
 
 
 class TestSigterm:
-    async def test_worlds_go_on_to_their_end_or_to_the_limit_and_nobody_new_comes_in(self):
+    async def test_worlds_go_on_to_their_end_or_to_the_limit_and_nobody_new_comes_in(
+        self, carrier_flags
+    ):
         limit_s = 12.0
         flags = ("--drain-timeout", str(limit_s), "--max-num-seqs", "2")
-        with real_server(*flags) as server:
+        with real_server(*flags, *carrier_flags) as server:
             expected = await play(server.url, num_frames=SIX_CHUNKS)
             async with (
                 socket_client(server.url) as client,

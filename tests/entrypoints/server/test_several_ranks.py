@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.helpers.fixtures.carriers import KILLED, carrier, raylets
+from tests.helpers.fixtures.carriers import KILLED, carrier, carrier_flags, raylets
 from tests.helpers.server import CPU_TINY, RealServer, real_server
 from tests.helpers.socket_client import picture_url, socket_client, start_message
 from tests.helpers.tiny import tiny_checkpoint_dir
@@ -16,7 +16,7 @@ from vllm_omni import Omni
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-__all__ = ["carrier", "raylets"]
+__all__ = ["carrier", "carrier_flags", "raylets"]
 
 pytestmark = [
     pytest.mark.core_model,
@@ -28,15 +28,16 @@ pytestmark = [
 
 KEYS = {"camera_action_script": [[["w"], ["w", "j"], []], [["d"], ["d"], ["k"]], [["s"]] * 3]}
 WORLD = start_message(prompt="a desert", seed=3, extra_params=KEYS)
-RECOVERY_S = 60.0
-"""Recovery takes about five seconds; this allows for a busy machine."""
+TOLD_S = 1.0
+RECOVERY_S = 120.0
+"""Recovery takes about five seconds, by Ray ten; this allows for a busy machine."""
 
 
 async def play(url: str) -> bytes:
     """All bytes of one session."""
     async with socket_client(url) as client:
         await client.say(WORLD)
-        await client.rest()
+        await client.until("session.done", RECOVERY_S)
         return client.video
 
 
@@ -48,14 +49,9 @@ def served_by_one() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(carrier, request):
+def two_ranks(carrier_flags):
     """A server of two ranks."""
-    flags = ["--ulysses-degree", "2"]
-    if carrier == "ray":
-        address = request.getfixturevalue("raylets").address
-        flags += ["--worker-backend", "ray", "--ray-address", address]
-        flags += ["--stage-overrides", '{"0": {"ray": {"placement": "spread"}}}']
-    with real_server(*flags) as server:
+    with real_server("--ulysses-degree", "2", *carrier_flags) as server:
         print(f"two ranks ready after {server.ready_s:.1f} s")
         yield server
 
@@ -92,7 +88,7 @@ async def test_a_killed_rank_costs_its_session_and_nothing_else(two_ranks, carri
     assert await play(two_ranks.url) == served_by_one
     recovered_s = time.monotonic() - killed_s
     print(f"client told after {told_s:.2f} s, the next world complete after {recovered_s:.2f} s")
-    assert recovered_s < RECOVERY_S
+    assert told_s < TOLD_S
     assert not any(rank.is_running() for rank in ranks)
     assert len(ranks_of(two_ranks, carrier)) == 2
 
