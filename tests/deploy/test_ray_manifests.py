@@ -8,10 +8,12 @@ import yaml
 
 from tests.deploy.files import KUBERNETES, ROOT, ServeLine, parse_serve
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
+from tests.helpers.raylets import SETTINGS, shipped_settings
 from vllm_omni.config.resolve import resolve
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
+SHIPPED = shipped_settings()
 FOLDER = ROOT / "examples/online_serving/kubernetes"
 README = (FOLDER / "README.md").read_text()
 
@@ -166,9 +168,15 @@ def test_the_page_makes_what_the_pods_read_and_names_every_file():
     assert mapped == {serve_line(name).deploy_config.name for name in SERVERS}
 
 
-@pytest.mark.parametrize("name", ["head", "leader"])
-def test_a_frozen_machine_is_found_within_twenty_seconds(name):
-    env = {one["name"]: one.get("value") for one in container(name)["env"]}
+@every_pod
+def test_every_machine_has_the_settings_that_we_ship(name):
+    (settings,) = container(name)["envFrom"]
+    made = re.findall(r"configmap (\S+) --from-env-file=(\S+)", README)
+    assert made == [(settings["configMapRef"]["name"], str(SETTINGS.relative_to(ROOT)))]
+    assert not SHIPPED.keys() & {one["name"] for one in container(name)["env"]}
+
+
+def test_a_frozen_machine_is_found_within_twenty_seconds():
     looks = ("period_ms", "timeout_ms")
-    look_s = sum(int(env[f"RAY_health_check_{word}"] or 0) for word in looks) / 1000
-    assert look_s * int(env["RAY_health_check_failure_threshold"] or 0) <= 20
+    look_s = sum(int(SHIPPED[f"RAY_health_check_{word}"]) for word in looks) / 1000
+    assert look_s * int(SHIPPED["RAY_health_check_failure_threshold"]) <= 20
