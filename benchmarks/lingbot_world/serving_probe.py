@@ -43,8 +43,8 @@ from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server import app, state
 from vllm_omni.entrypoints.server.channel import SocketChannel
-from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.protocol import VideoChunkMetadata
+from vllm_omni.outputs.media import ChunkEncoder
 
 TICK_S = 0.005
 DEPLOY = Path(__file__).parent / "configs" / "cpu_tiny.yaml"

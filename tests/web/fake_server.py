@@ -26,9 +26,9 @@ from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.geometry import chunk_pixel_frames
 from vllm_omni.entrypoints.server import protocol
 from vllm_omni.entrypoints.server.access import AccessControl, chosen_subprotocol
-from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.web_page import web_page_routes
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.outputs.media import ChunkEncoder
 
 CAPABILITIES = protocol.Capabilities(
     height=144,

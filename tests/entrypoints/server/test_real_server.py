@@ -17,8 +17,8 @@ from tests.helpers.socket_client import (
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni import AsyncOmni
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
-from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.outputs.media import ChunkEncoder
 
 __all__ = ["tiny_server"]
 

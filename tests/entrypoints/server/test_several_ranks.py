@@ -134,7 +134,7 @@ def test_offline_pixels_do_not_depend_on_the_ranks(offline_videos):
 
 def test_offline_and_served_are_the_same_world(offline_videos, served_by_one):
     # Bitwise: offline pixels through the server's encoder give the server's bytes.
-    from vllm_omni.entrypoints.server.media import ChunkEncoder
+    from vllm_omni.outputs.media import ChunkEncoder
 
     encoder = ChunkEncoder(96, 64, 16)
     stream = b"".join(encoder.encode(chunk) for chunk in offline_videos[2])

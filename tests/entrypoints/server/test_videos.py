@@ -31,9 +31,9 @@ from vllm_omni.diffusion.messages import ChunkPlan, LiveCamera, OutputKind, Scri
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.entrypoints.server import state as server_state
 from vllm_omni.entrypoints.server.image_source import ImageSource
-from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import DeviceOutOfMemoryError, SessionFailedError
 from vllm_omni.inputs.picture import load_image
+from vllm_omni.outputs.media import ChunkEncoder
 
 pytest_plugins = ["tests.helpers.fixtures.videos"]
 pytestmark = [

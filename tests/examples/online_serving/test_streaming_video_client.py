@@ -16,8 +16,8 @@ import pytest
 from examples.online_serving.streaming_video_generation import streaming_video_client as example
 from examples.online_serving.streaming_video_generation.terminal_picture import drawn
 from tests.helpers.scripted_server import Peer, scripted_server
-from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.errors import InvalidRequestError
+from vllm_omni.outputs.media import ChunkEncoder
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.mark.timing]
 

@@ -25,7 +25,6 @@ from vllm_omni.engine.session import (
 from vllm_omni.entrypoints.engine_client import EventQueue
 from vllm_omni.entrypoints.server.channel import ClientGoneError, ClientTooSlowError, SocketChannel
 from vllm_omni.entrypoints.server.http_errors import count_refusal, refusals_counted
-from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.protocol import (
     SessionDone,
     SessionInteraction,
@@ -47,6 +46,7 @@ from vllm_omni.entrypoints.server.steering import Steering
 from vllm_omni.entrypoints.server.tracing import NO_TRACE
 from vllm_omni.errors import InvalidRequestError, OmniError, SessionClosedError, SessionFailedError
 from vllm_omni.inputs.request import RolloutRequest
+from vllm_omni.outputs.media import ChunkEncoder
 
 SESSION_PREFIX = "video_stream-"
 _MAX_PREPARING = 4

@@ -14,14 +14,15 @@ from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_F
 from vllm_omni.diffusion.messages import SessionRequest, SourceImage
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.image_source import ImageSource
-from vllm_omni.entrypoints.server.media import ChunkEncoder
 from vllm_omni.entrypoints.server.protocol import Capabilities
-from vllm_omni.entrypoints.server.start import NAMES, EncoderOptions, SessionStart
+from vllm_omni.entrypoints.server.start import NAMES, SessionStart
 from vllm_omni.entrypoints.server.tracing import NO_TRACES, Traces
 from vllm_omni.inputs.door import Door
 from vllm_omni.inputs.interaction import ControlEvent, Interaction, control_event
 from vllm_omni.inputs.request import RolloutRequest
 from vllm_omni.logger import get_logger
+from vllm_omni.outputs.encoder_options import EncoderOptions
+from vllm_omni.outputs.media import ChunkEncoder
 
 logger = get_logger(__name__)
 

@@ -13,11 +13,12 @@ from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened, StopC
 from vllm_omni.entrypoints.engine_client import EventQueue
 from vllm_omni.entrypoints.outputs import stage_seconds
 from vllm_omni.entrypoints.server.http_errors import HttpRefusalError
-from vllm_omni.entrypoints.server.media import ChunkEncoder
-from vllm_omni.entrypoints.server.start import EncoderOptions, SessionStart
+from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.tracing import SessionTrace
 from vllm_omni.errors import SessionClosedError
+from vllm_omni.outputs.encoder_options import EncoderOptions
+from vllm_omni.outputs.media import ChunkEncoder
 from vllm_omni.system_errors import reason
 
 MAX_VIDEO_BYTES = 2**30

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from vllm_omni.entrypoints.server import mp4_boxes
-from vllm_omni.entrypoints.server.mp4_boxes import ParameterSets, Sample, Track
+from vllm_omni.outputs import mp4_boxes
+from vllm_omni.outputs.mp4_boxes import ParameterSets, Sample, Track
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
