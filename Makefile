@@ -2,6 +2,7 @@
 #
 #   make demo    a picture, a prompt and a camera path become a short video, on any CPU
 #   make test    everything that a change must pass: format, lint, types, import layers, tests
+#                RUN_LEVEL=advanced_model adds costly variants: other sizes, four ranks
 #   make soak    the long-run tests (1000 chunks)
 #   make train-smoke  a short training of the toy world, whose losses have to fall (2 minutes)
 #   make cases CASES=DIR   runs each DIR/*/run.py, a script that shows a fault, against this checkout
@@ -29,6 +30,7 @@ TORCH_PIP ?=
 TORCH_SIZE := on Linux the CUDA build, 2.7 GB; README.md names a smaller one
 # Two test processes of one thread each: the tests' small matrices gain nothing from more.
 WORKERS ?= 2
+RUN_LEVEL ?= core_model
 PORT ?= 8000
 # vLLM pins other versions than the project runs with, so it has a folder of its own.
 VLLM_VENV ?= .venv-vllm
@@ -80,7 +82,7 @@ static: $(DEV_STAMP)
 	$(BIN)/basedpyright
 
 unit: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --run-level $(RUN_LEVEL)
 
 soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak -s --timeout 3600

@@ -47,5 +47,4 @@ def _wanted(config: pytest.Config, item: pytest.Item) -> bool:
     if "soak" in names and "soak" not in config.getoption("markexpr"):
         return False
     allowed = RUN_LEVELS[: RUN_LEVELS.index(config.getoption("--run-level")) + 1]
-    levels = names & set(RUN_LEVELS)
-    return not levels or any(level in allowed for level in levels)
+    return names & set(RUN_LEVELS) <= set(allowed)

@@ -163,6 +163,7 @@ def program(*words: str) -> list[str]:
     return [sys.executable, *PLAIN[:-1], *words]
 
 
+@pytest.mark.advanced_model
 def test_the_commands_of_compose_serve_and_end_by_sigterm(tmp_path):
     """They run as in their containers, with the folders of these mapped to this machine's."""
     services = compose(COMPOSE)["services"]

@@ -35,6 +35,7 @@ def test_subset(name):
     assert_replayed(SUBSET, name)
 
 
+@pytest.mark.advanced_model
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("threads", [2], indirect=True)
 @pytest.mark.parametrize("name", [name for name in SUBSET.names if name not in LONG_SETS])

@@ -47,7 +47,15 @@ def together(tp: int, sp: int, size: VideoGeometry, dtype: str = "float32") -> l
 SMALL, WIDE = VideoGeometry(64, 96), VideoGeometry(96, 160)
 
 
-@pytest.mark.parametrize(("ranks", "size"), [(2, SMALL), (4, SMALL), (2, WIDE), (4, WIDE)])
+@pytest.mark.parametrize(
+    ("ranks", "size"),
+    [
+        (2, SMALL),
+        (4, SMALL),
+        pytest.param(2, WIDE, marks=pytest.mark.advanced_model),
+        pytest.param(4, WIDE, marks=pytest.mark.advanced_model),
+    ],
+)
 def test_rollout_is_bitwise_that_of_one_rank(ranks, size):
     expected, made = alone(size), together(1, ranks, size)
     for rank, rollout in enumerate(made):
@@ -90,7 +98,7 @@ def largest_difference(one: RankRollout, other: RankRollout) -> float:
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.advanced_model)])
 def test_collectives_and_their_bytes_are_the_formula(ranks):
     """Of the transformer: each rank encodes whole frames."""
     parallel = DiffusionParallelConfig(ulysses_degree=ranks)
@@ -139,7 +147,14 @@ def test_the_guard_finds_modulation_per_token():
     assert guard.found == [(5, 6, 8), (5, 48)]
 
 
-@pytest.mark.parametrize(("tp", "sp"), [(2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("tp", "sp"),
+    [
+        (2, 1),
+        pytest.param(2, 2, marks=pytest.mark.advanced_model),
+        pytest.param(4, 1, marks=pytest.mark.advanced_model),
+    ],
+)
 def test_tensor_parallel_is_within_1e_5_of_one_rank(tp, sp):
     """Up to reordering: sums over ranks add partial sums; 1e-5 on latents of unit scale."""
     expected, made = alone(SMALL), together(tp, sp, SMALL)

@@ -43,7 +43,14 @@ def roll_in_modes(state: ParallelState, config, output: OutputKind) -> dict[str,
     }
 
 
-@pytest.mark.parametrize(("parallel", "size"), [(TWO, EVEN), (FOUR, EVEN), (FOUR, ODD)])
+@pytest.mark.parametrize(
+    ("parallel", "size"),
+    [
+        (TWO, EVEN),
+        pytest.param(FOUR, EVEN, marks=pytest.mark.advanced_model),
+        pytest.param(FOUR, ODD, marks=pytest.mark.advanced_model),
+    ],
+)
 def test_modes_agree_chunk_after_chunk(parallel, size):
     """Bitwise between modes; against one rank bitwise for even shares, else one level apart."""
     expected = roll(ParallelState(), tiny_config(geometry=size), OutputKind.UINT8, CHUNKS)
@@ -60,7 +67,12 @@ def test_modes_agree_chunk_after_chunk(parallel, size):
 
 
 @pytest.mark.parametrize(
-    ("parallel", "size", "tolerance"), [(TWO, EVEN, 0.0), (FOUR, EVEN, 0.0), (FOUR, ODD, 2e-6)]
+    ("parallel", "size", "tolerance"),
+    [
+        pytest.param(TWO, EVEN, 0.0, marks=pytest.mark.advanced_model),
+        pytest.param(FOUR, EVEN, 0.0, marks=pytest.mark.advanced_model),
+        (FOUR, ODD, 2e-6),
+    ],
 )
 def test_float_pixels(parallel, size, tolerance):
     """Bitwise for even shares; odd shares change the width that kernels see: 2e-6."""

@@ -69,7 +69,7 @@ def two_ranks(carrier):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.advanced_model)])
 def test_a_killed_rank_is_named_and_a_new_group_is_right(carrier, two_ranks, rank):
     request, session_id = small_request(num_chunks=3), f"die:1:{rank}"
     expected = make_rollout(two_ranks, request)

@@ -129,7 +129,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("ending", ["time.sleep(600)", "sys.exit(3)", "raise SystemError"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "time.sleep(600)",
+        pytest.param("sys.exit(3)", marks=pytest.mark.advanced_model),
+        pytest.param("raise SystemError", marks=pytest.mark.advanced_model),
+    ],
+)
 def test_no_worker_outlives_its_parent(ending, tmp_path):
     """Killed, leaving, or leaving by an error, without a shutdown in any case."""
     script = tmp_path / "parent.py"

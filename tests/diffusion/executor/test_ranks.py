@@ -31,7 +31,9 @@ def one():
     made.shutdown()
 
 
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(
+    scope="module", params=["SP2", pytest.param("TP2xSP2", marks=pytest.mark.advanced_model)]
+)
 def group(request, carrier):
     made = group_executor(
         group_config(carrier, parallel=WORLDS[request.param], max_num_seqs=SESSIONS)

@@ -105,6 +105,7 @@ def test_a_frame_of_another_size_is_refused(tmp_path):
         writer.write(np.zeros((1, 32, 32, 3), np.uint8))
 
 
+@pytest.mark.advanced_model
 def test_memory_does_not_grow_with_length(tmp_path):
     """3000 frames are 55 MB of pixels; the ceiling is a fifth of what keeping them would cost."""
     process = psutil.Process()

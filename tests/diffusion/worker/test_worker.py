@@ -94,7 +94,12 @@ def let_fail(worker, monkeypatch):
     return arm
 
 
-PLACES = ("probe", "decode", "commit", "last_layer")
+PLACES = (
+    "probe",
+    pytest.param("decode", marks=pytest.mark.advanced_model),
+    "commit",
+    pytest.param("last_layer", marks=pytest.mark.advanced_model),
+)
 
 
 @pytest.mark.parametrize("place", PLACES)

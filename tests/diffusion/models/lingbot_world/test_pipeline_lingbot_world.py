@@ -52,7 +52,9 @@ def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
 # --- sessions are alone -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("output", [OutputKind.LATENT, OutputKind.UINT8])
+@pytest.mark.parametrize(
+    "output", [pytest.param(OutputKind.LATENT, marks=pytest.mark.advanced_model), OutputKind.UINT8]
+)
 def test_interleaved_sessions_equal_each_alone(worker, output):
     """Bitwise, latents and pixels: A0 B0 A1 B1 ... is A0 A1 ... and B0 B1 ..."""
     requests = {"a": keys_request(CHUNKS, seed=1, output=output, prompt="a jungle"),
@@ -283,7 +285,14 @@ def test_the_deploy_window_replaces_the_checkpoints():
     assert not np.array_equal(usual[3], other[3])
 
 
-@pytest.mark.parametrize("page_tokens", [1, 7, 128])
+@pytest.mark.parametrize(
+    "page_tokens",
+    [
+        pytest.param(1, marks=pytest.mark.advanced_model),
+        7,
+        pytest.param(128, marks=pytest.mark.advanced_model),
+    ],
+)
 def test_page_size_changes_no_bit(page_tokens):
     """Bitwise."""
     worker = Worker(small_config(kv_cache=KVCacheConfig(page_tokens=page_tokens)))

@@ -64,6 +64,7 @@ def report(live: list[int], growth: int, seconds: list[float]) -> None:
     )
 
 
+@pytest.mark.advanced_model
 @pytest.mark.timeout(600)
 def test_150_chunks_hold_the_same_bytes():
     """Exact for tensors; resident memory has a ceiling of ten times its goal."""

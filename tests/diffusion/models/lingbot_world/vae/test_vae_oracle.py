@@ -30,7 +30,7 @@ MOMENTS_TOLERANCE = {"rtol": 1e-5, "atol": 3e-5}
 SIZES = [
     (32, 32),
     (48, 80),
-    *(pytest.param(size, marks=pytest.mark.soak) for size in [(96, 64), (16, 112)]),
+    *(pytest.param(size, marks=pytest.mark.advanced_model) for size in [(96, 64), (16, 112)]),
 ]
 # Norms over fewer channels than eight amplify rounding beyond any fixed tolerance.
 RANDOM = {
@@ -87,7 +87,7 @@ def test_paths_agree(size: tuple[int, int]):
     torch.testing.assert_close(*encoded, **TOLERANCE)
 
 
-@pytest.mark.soak
+@pytest.mark.advanced_model
 def test_stacked_path_is_much_faster_on_a_processor():
     """One steady chunk at 96x160, base_dim 16; the goal is 0.3, the ceiling three times that."""
     stacked, _ = random_pair(1, base_dim=16)
