@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES
+from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, chunk_play_ms
 
 Number = float | int
 SMALL_SAMPLE = 20
@@ -53,7 +53,7 @@ class Basis:
     @property
     def chunk_video_ms(self) -> Number:
         """Playing time of a full chunk."""
-        return CHUNK_PIXEL_FRAMES / self.fps * 1000.0
+        return chunk_play_ms(self.fps)
 
     @property
     def deadline_ms(self) -> Number:
@@ -241,7 +241,7 @@ def aggregate_metrics(
         "underrun_count": sum(
             n for s in per_session for n in _numbers([_part(s, "playback")], "underrun_count")
         ),
-        "chunk_deadline_ms": CHUNK_PIXEL_FRAMES / fps * 1000.0,
+        "chunk_deadline_ms": chunk_play_ms(fps),
     }
     if means:
         aggregate["steady_interval_ms_mean"] = statistics.fmean(means)

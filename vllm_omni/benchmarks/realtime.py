@@ -124,7 +124,11 @@ def _add_workload_flags(add: Callable[..., object]) -> None:
         "--width", type=integer, help="with neither side: the server's size, 832x480 if it has none"
     )
     add("--height", type=integer, help="with the width alone: 480")
-    add("--fps", type=number, help="rate of the video that is made (default 16)")
+    add(
+        "--fps",
+        type=number,
+        help="rate of the video that is made (default 16: 750 ms a chunk)",
+    )
     add("--seed", type=integer, help="default 42")
     add("--flow-shift", type=number, help="default 5.0")
 

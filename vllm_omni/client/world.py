@@ -162,6 +162,7 @@ class WorldClient:
             image: first picture: a path, a URL, or the bytes of a file.
             size: width and height; the server's own unless given.
             num_frames: 9 + 12k pixel frames; without it the world goes on until it is stopped.
+            fps: playback rate; at 16, the model's own, a chunk plays 750 ms.
             on_position: called with each new place in the waiting line.
             fields: further fields of ``session.start``, such as ``seed`` or ``max_lead_ms``.
 

@@ -387,7 +387,8 @@ class SamplingDefaults:
     num_frames: Annotated[Frames | None, setting("pixel frames, 9 + 12k", key=_SAMPLING)] = None
     seed: Annotated[Seed | None, setting("seed of the noise", key=_SAMPLING)] = None
     fps: Annotated[Fps | None, setting(
-        "playback rate and time base of the camera", key=_SAMPLING)] = None
+        "playback rate and time base of the camera; at 16 a chunk plays 750 ms",
+        key=_SAMPLING)] = None
     output_type: Annotated[OutputType | None, setting("kind of array", key=_SAMPLING)] = None
     num_outputs_per_prompt: Annotated[Literal[1] | None, setting("videos", key=_SAMPLING)] = None
     generator_device: Annotated[Device | None, setting(

@@ -52,7 +52,8 @@ class EngineMetrics:
         )
         self.chunk_interval_s = self._histogram(
             "chunk_interval_s",
-            "Time between two chunks of a live session that did not pause for its client",
+            "Time between two chunks of a live session that did not pause for its client; a chunk "
+            "plays 0.75 s at 16 fps, 0.5 s at 24",
             _FINE_SECONDS,
         )
         self.ttfc_s = self._histogram(

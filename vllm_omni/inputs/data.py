@@ -58,7 +58,8 @@ class OmniDiffusionSamplingParams:
         seed: ``None`` draws one.
         generator: must stay ``None``; give ``seed``.
         generator_device: where noise is drawn, ``None`` for the model's device.
-        fps: playback rate and time base of interactions.
+        fps: playback rate and time base of interactions; ``None`` for the model's 16, at which a
+            chunk plays 750 ms.
         output_type: "np", "pil", "latent", or ``None`` for "np".
         latents: must stay ``None``.
         extra_args: ``flow_shift``, ``action_path``, ``camera_action_script``.

@@ -4,10 +4,10 @@ from math import factorial
 
 import pytest
 
+from vllm_omni.diffusion.geometry import chunk_play_ms
 from vllm_omni.tools.capacity.plan import (
     mean_wait_s,
     places_for,
-    play_ms,
     sessions_per_group,
     waiting_share,
 )
@@ -37,8 +37,8 @@ def test_places_for_one_in_twenty_waiting(load, places):
 
 
 def test_worlds_of_a_group_are_a_step_function():
-    assert play_ms(16.0) == 750.0
-    assert play_ms(24.0) == 500.0
+    assert chunk_play_ms(16.0) == 750.0
+    assert chunk_play_ms(24.0) == 500.0
     steps = {560.0: 1, 460.0: 1, 376.0: 1, 375.0: 2, 281.0: 2, 250.0: 3, 751.0: 0}
     assert {ms: sessions_per_group(ms, 16.0) for ms in steps} == steps
     assert sessions_per_group(560.0, 24.0) == 0

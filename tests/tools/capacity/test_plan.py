@@ -20,7 +20,7 @@ def test_ten_thousand_viewers():
     assert plan.chunks_per_s == pytest.approx(13_333.3, rel=1e-4)
     assert plan.video_gbit_per_s == pytest.approx(40.0)
     assert plan.proxy_cores == pytest.approx(9.33, rel=1e-3)
-    assert plan.encoder_cores == pytest.approx(1000.0)
+    assert plan.h264_cores == pytest.approx(1000.0)
     # A tenth of the groups reads 37 GB each within ten minutes.
     assert plan.cold_start_tbyte == pytest.approx(37.6, rel=1e-2)
     assert plan.cold_start_gbyte_per_s == pytest.approx(62.7, rel=1e-2)

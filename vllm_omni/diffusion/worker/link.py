@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState, RankGroup
-from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, LATENT_FRAMES_PER_CHUNK
+from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, chunk_play_ms
 from vllm_omni.diffusion.registry import model_of
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.inputs.request import RequestLimits
@@ -97,7 +97,7 @@ def slow_link(
 ) -> str | None:
     """Say that a chunk's exchanges alone take longer than it plays; ``None`` if they do not."""
     exchange_s = chunk_bytes / bytes_per_s
-    play_s = CHUNK_PIXEL_FRAMES / _limits(config).native_fps
+    play_s = chunk_play_ms(_limits(config).native_fps) / 1000.0
     if exchange_s <= play_s:
         return None
     return (

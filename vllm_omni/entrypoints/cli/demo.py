@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, VideoGeometry, chunks_of
+from vllm_omni.diffusion.geometry import VideoGeometry, chunk_play_ms, chunks_of
 from vllm_omni.entrypoints.command_parser import integer
 
 if TYPE_CHECKING:
@@ -143,6 +143,9 @@ def _summarise(chunk_ms: list[float]) -> None:
     later = chunk_ms[1:]
     if later:
         mean_ms = sum(later) / len(later)
-        pace = 1000 * CHUNK_PIXEL_FRAMES / mean_ms / _FPS
-        print(f"each further chunk: {mean_ms:.0f} ms ({pace:.1f} x real time at {_FPS:g} fps)")
+        play_ms = chunk_play_ms(_FPS)
+        print(
+            f"each further chunk: {mean_ms:.0f} ms; it plays {play_ms:.0f} ms at {_FPS:g} fps "
+            f"({play_ms / mean_ms:.1f} x real time)"
+        )
     print("The model knows one small island, blurred; a real checkpoint makes pictures of its own.")

@@ -75,9 +75,11 @@ class Capabilities(Message):
 
     height: int | None = Field(description="pixels of a session that names no size")
     width: int | None = Field(description="pixels; null where the picture decides")
-    frames_first_chunk: int
-    frames_per_chunk: int
-    native_fps: float
+    frames_first_chunk: int = Field(description="pixel frames")
+    frames_per_chunk: int = Field(description="pixel frames of each other chunk")
+    native_fps: float = Field(
+        description="the model's rate, at which a chunk of 12 frames plays 12 / native_fps seconds"
+    )
     max_prompt_tokens: int
     modalities: list[str] = Field(description="what session.interaction may carry")
     max_sessions: int = Field(description="worlds that are generated at the same time")

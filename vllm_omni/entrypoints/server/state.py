@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_FRAMES
+from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_FRAMES, chunk_play_ms
 from vllm_omni.diffusion.messages import SessionRequest, SourceImage
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.image_source import ImageSource
@@ -79,9 +79,11 @@ class ServerState:
         session = await self.in_thread(self.door.complete, request, picture)
         if self.config.log_requests:
             logger.info(
-                "request %s: %dx%d, %s chunks, %g fps, seed %d, %s, prompt %.200r",
+                "request %s: %dx%d, %s chunks that play %.0f ms each at %g fps, seed %d, %s, "
+                "prompt %.200r",
                 *(request_id, session.width, session.height, session.num_chunks or "endless"),
-                *(session.fps, session.seed, type(session.camera).__name__, session.prompt.text),
+                *(chunk_play_ms(session.fps), session.fps, session.seed),
+                *(type(session.camera).__name__, session.prompt.text),
             )
         return session
 

@@ -1,6 +1,6 @@
 """Plan how many GPUs, groups and pods a number of viewers takes. Nothing is loaded or measured.
 
-The formulas are held to :mod:`simulation` or to counted figures.
+The formulas are held to a simulation or to counted figures.
 """
 
 import argparse
@@ -9,15 +9,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import ceil, floor, inf
 
-from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES
+from vllm_omni.diffusion.geometry import chunk_play_ms
 from vllm_omni.entrypoints.command_parser import integer, number
 from vllm_omni.errors import ConfigError
 from vllm_omni.tools.capacity.simulation import Crowd, Policy, Waits, simulate
-
-
-def play_ms(fps: float) -> float:
-    """Return how long a viewer watches one chunk, in milliseconds; 750 at the model's 16 fps."""
-    return CHUNK_PIXEL_FRAMES / fps * 1000.0
 
 
 def sessions_per_group(chunk_ms: float, fps: float) -> int:
@@ -26,7 +21,7 @@ def sessions_per_group(chunk_ms: float, fps: float) -> int:
     They take turns, chunk by chunk, so this is a step function: a group whose chunk takes 0.75 of
     the time in which it is played makes one world, like a group that needs all of that time.
     """
-    return floor(play_ms(fps) / chunk_ms + 1e-9)
+    return floor(chunk_play_ms(fps) / chunk_ms + 1e-9)
 
 
 def waiting_share(places: int, load: float) -> float:
@@ -131,7 +126,7 @@ class Demands:
             )
         if sessions_per_group(self.chunk_ms, self.fps) == 0:
             raise ConfigError(
-                f"a chunk plays {play_ms(self.fps):.0f} ms at {self.fps:g} fps, but takes "
+                f"a chunk plays {chunk_play_ms(self.fps):.0f} ms at {self.fps:g} fps, but takes "
                 f"{self.chunk_ms:g} ms to make: no world would be in real time; lower --chunk-ms "
                 "(more GPUs a group) or --fps"
             )
@@ -163,7 +158,7 @@ class Plan:
     chunks_per_s: float
     video_gbit_per_s: float
     proxy_cores: float
-    encoder_cores: float
+    h264_cores: float
     cold_start_gbyte_per_s: float
     cold_start_tbyte: float
     gpu_failures_per_hour: float
@@ -177,12 +172,11 @@ def make_plan(demands: Demands) -> Plan:
     groups = ceil(places / sessions)
     gpus = groups * demands.ulysses
     machines = ceil(groups / (demands.gpus_per_machine // demands.ulysses))
-    chunks_per_s = demands.viewers / (play_ms(demands.fps) / 1000.0)
-    encoder = demands.encode_ms / 1000.0 * chunks_per_s
+    chunks_per_s = demands.viewers / (chunk_play_ms(demands.fps) / 1000.0)
     per_pod = _groups_per_pod(demands, sessions)
     started = groups * demands.growth_share
     return Plan(
-        chunk_play_ms=play_ms(demands.fps),
+        chunk_play_ms=chunk_play_ms(demands.fps),
         chunk_bound_ms=demands.chunk_bound_ms,
         sessions_per_group=sessions,
         places=places,
@@ -199,7 +193,7 @@ def make_plan(demands: Demands) -> Plan:
         chunks_per_s=chunks_per_s,
         video_gbit_per_s=demands.viewers * demands.megabits / 1000.0,
         proxy_cores=PROXY_CPU_MS / 1000.0 * chunks_per_s,
-        encoder_cores=encoder,
+        h264_cores=demands.encode_ms / 1000.0 * chunks_per_s,
         cold_start_gbyte_per_s=started * GROUP_GB / (demands.growth_minutes * 60.0),
         cold_start_tbyte=started * GROUP_GB / 1000.0,
         gpu_failures_per_hour=gpus / GPU_HOURS_A_FAILURE,
@@ -217,12 +211,18 @@ def simulate_plan(demands: Demands, plan: Plan, policy: Policy, *, arrivals: int
 def table(demands: Demands, plan: Plan) -> str:
     """The plan as lines for a terminal."""
     rows = [
+        ("viewers", f"{demands.viewers} at once on average, each for {demands.stay_s:g} s"),
         ("a chunk plays", f"{plan.chunk_play_ms:.0f} ms at {demands.fps:g} fps"),
-        ("a chunk takes", f"{demands.chunk_ms:g} ms on {demands.ulysses} x {demands.gpu}"),
+        (
+            "a chunk takes",
+            f"{demands.chunk_ms:g} ms on {demands.ulysses} x {demands.gpu}; its matrix products "
+            f"alone, at 16 bits, {plan.chunk_bound_ms:.0f} ms",
+        ),
         ("worlds in real time on a group", f"{plan.sessions_per_group}"),
         (
             "places",
-            f"{plan.places}: {plan.waiting_share:.1%} wait, {plan.mean_wait_s:.1f} s a head",
+            f"{plan.places}; {plan.waiting_share:.1%} of newcomers find none free, "
+            f"the mean wait of all is {plan.mean_wait_s:.1f} s",
         ),
         ("groups (replicas)", f"{plan.groups}"),
         ("GPUs", f"{plan.gpus}, {plan.gpus_per_viewer:.2f} a viewer"),
@@ -230,10 +230,10 @@ def table(demands: Demands, plan: Plan) -> str:
         ("pods", f"{plan.pods} of {plan.groups_per_pod} groups"),
         ("cells", f"{plan.cells} of {MACHINES_A_CELL} machines at most"),
         ("arrivals", f"{plan.arrivals_per_s:.2f} a second"),
-        ("chunks", f"{plan.chunks_per_s:.1f} a second"),
+        ("chunks of all viewers", f"{plan.chunks_per_s:.1f} a second"),
         ("video", f"{plan.video_gbit_per_s:.2f} Gbit/s"),
         ("proxy", f"{plan.proxy_cores:.2f} cores"),
-        ("H.264 in the API processes", f"{plan.encoder_cores:.1f} cores"),
+        ("H.264 in the API processes", f"{plan.h264_cores:.1f} cores"),
         (
             f"cold start of {demands.growth_share:.0%} more in {demands.growth_minutes:g} min",
             f"{plan.cold_start_tbyte:.2f} TB of weights, {plan.cold_start_gbyte_per_s:.2f} GB/s",
@@ -256,7 +256,7 @@ def waits_line(policy: Policy, waits: Waits) -> str:
 def _groups_per_pod(demands: Demands, sessions: int) -> int:
     """As many groups as a machine has and the encoder of one API process carries."""
     in_machine = demands.gpus_per_machine // demands.ulysses
-    cores_a_group = sessions * demands.encode_ms / play_ms(demands.fps)
+    cores_a_group = sessions * demands.encode_ms / chunk_play_ms(demands.fps)
     return max(1, min(in_machine, int(demands.encoder_cores / cores_a_group)))
 
 
@@ -267,15 +267,16 @@ def _notes(demands: Demands, sessions: int) -> Iterator[str]:
             f"products of a chunk take on {demands.ulysses} x {demands.gpu} at 16 bits: it needs 8 "
             "bits or fewer operations"
         )
-    next_ms = play_ms(demands.fps) / (sessions + 1)
+    next_ms = chunk_play_ms(demands.fps) / (sessions + 1)
     yield (
         f"a chunk of {next_ms:.0f} ms or less would make {sessions + 1} worlds a group; what lies "
         "between saves nothing"
     )
-    if sessions_per_group(demands.chunk_ms, 24.0) == 0:
+    in_haste = sessions_per_group(demands.chunk_ms, 24.0)
+    if in_haste < sessions:
         yield (
-            f"clients that name no fps play at 24: a chunk then plays {play_ms(24.0):.0f} ms, and "
-            f"{demands.chunk_ms:g} ms are not real time"
+            "clients that name no fps play at 24: a chunk then plays "
+            f"{chunk_play_ms(24.0):.0f} ms; worlds in real time on a group: {in_haste}"
         )
 
 
@@ -288,7 +289,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--viewers", integer, "viewers who watch at once, on average"),
         ("--ulysses", integer, "GPUs of one worker group (4)"),
         ("--chunk-ms", number, "measured time of one chunk on such a group (560)"),
-        ("--fps", number, "rate at which viewers play (16; clients that name none play at 24)"),
+        (
+            "--fps",
+            number,
+            "rate of playback (16: 750 ms a chunk; who names none plays at 24: 500 ms)",
+        ),
         ("--waiting-target", number, "share of newcomers that may have to wait (0.05)"),
         ("--stay-s", number, "mean seconds that a viewer watches (600)"),
         ("--megabits", number, "Mbit/s of video for a viewer (4)"),
