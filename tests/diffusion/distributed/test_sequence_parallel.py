@@ -75,6 +75,7 @@ def test_rollout_is_bitwise_that_of_one_rank(ranks, size):
         assert rollout.free_pages == expected.free_pages
 
 
+@pytest.mark.advanced_model
 def test_bf16_is_within_the_spread_of_two_attention_orders():
     """Lossy by nature: rounding to bf16 makes the order of sums visible.
 

@@ -71,7 +71,7 @@ def test_modes_agree_chunk_after_chunk(parallel, size):
     [
         pytest.param(TWO, EVEN, 0.0, marks=pytest.mark.advanced_model),
         pytest.param(FOUR, EVEN, 0.0, marks=pytest.mark.advanced_model),
-        (FOUR, ODD, 2e-6),
+        pytest.param(FOUR, ODD, 2e-6, marks=pytest.mark.advanced_model),
     ],
 )
 def test_float_pixels(parallel, size, tolerance):

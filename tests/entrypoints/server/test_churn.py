@@ -82,7 +82,13 @@ async def visit_and_look(server: RealServer) -> list[Belongings]:
     return looks
 
 
-@pytest.mark.parametrize("sessions", repeated(20, 200))
+@pytest.mark.parametrize(
+    "sessions",
+    [
+        pytest.param(20, marks=pytest.mark.advanced_model),
+        pytest.param(200, marks=pytest.mark.soak),
+    ],
+)
 async def test_sessions_leave_nothing_behind(tiny_server, sessions):
     server = tiny_server
     expected = await play(server.url)
