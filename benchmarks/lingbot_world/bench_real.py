@@ -149,9 +149,12 @@ class RealBench:
     def products(self) -> dict[str, dict[str, float | None]]:
         """Rates of the matrix products of one layer, in TFLOP/s."""
         dim, ffn = self.counts.dim, self.counts.ffn_dim
-        rows, measured = self.counts.chunk_tokens, {}
-        for name, columns, inner in (
-            ("qkv", 3 * dim, dim), ("out", dim, dim), ("ffn_in", ffn, dim), ("ffn_out", dim, ffn),
+        tokens, measured = self.counts.chunk_tokens, {}
+        for name, rows, columns, inner in (
+            ("qkv", tokens, 3 * dim, dim), ("out", tokens, dim, dim),
+            ("ffn_in", tokens, ffn, dim), ("ffn_out", tokens, dim, ffn),
+            ("qkv of 4 ranks", tokens // 4, 3 * dim, dim),
+            ("kv of 4 ranks", tokens // 4, 2 * dim, dim), ("q of 4 ranks", tokens // 4, dim, dim),
         ):  # fmt: skip
             x, weight = self._random(rows, inner), self._random(columns, inner)
             bias = self._random(columns)

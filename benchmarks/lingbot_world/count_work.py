@@ -5,7 +5,7 @@
 
 The product's own modules run on the ``meta`` device, so that no accelerator and no checkpoint is
 needed: eagerly, and with blocks compiled as on CUDA, by the plans of torch's compiler for an H200.
-Everything is counted, nothing is measured.
+Everything is counted, nothing is measured; ``chunk_times.py`` says how counts become times.
 """
 
 import argparse
@@ -19,15 +19,21 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from benchmarks.lingbot_world.bench_real import scale_of
+from benchmarks.lingbot_world.chunk_times import ChunkTimes, chunk_times
 from benchmarks.lingbot_world.fused_kernels import (
     PlannedAttention,
     inductor_plans,
     planned_norm_silu,
 )
-from benchmarks.lingbot_world.kernel_counter import Kernel, KernelCounter, Kind, totals
+from benchmarks.lingbot_world.kernel_counter import (
+    Kernel,
+    KernelCounter,
+    Kind,
+    launched,
+    totals,
+)
 from benchmarks.lingbot_world.roofline import TRIMMED, table, vae_counts
 from benchmarks.lingbot_world.roofline_counts import (
     TEXT_TOKENS,
@@ -38,13 +44,17 @@ from benchmarks.lingbot_world.roofline_counts import (
 )
 from benchmarks.lingbot_world.roofline_devices import TERA
 from benchmarks.lingbot_world.roofline_vae import Vae, fused_bytes
+from benchmarks.lingbot_world.silent_ranks import SilentExchange, SilentGroup, SilentHalo
 from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
-from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup, TrafficKind
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE, TrafficKind
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
-from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts, attend_window
+from vllm_omni.diffusion.models.lingbot_world.attention import (
+    LayerParts,
+    attend_window,
+)
 from vllm_omni.diffusion.models.lingbot_world.camera import MOVE_STEP, RayView
 from vllm_omni.diffusion.models.lingbot_world.chunk import (
     COMMIT_TIMESTEP,
@@ -71,40 +81,6 @@ TRANSFORMER_PARTS = ("camera", "probes", "commit")
 
 PartKernels = dict[str, list[Kernel]]
 """The kernels of each part of a chunk, by the name of the part."""
-
-
-@dataclass(frozen=True, slots=True)
-class SilentGroup(RankGroup):
-    """A place among ranks that are not there: nothing is sent, what arrives has no values."""
-
-    @override
-    def all_gather(self, received: Tensor, mine: Tensor) -> None:
-        """Leave ``received`` as it is; on ``meta`` it has no values."""
-
-
-class SilentExchange(UlyssesExchange):
-    """Packs, counts and unpacks as the product does, and sends nothing."""
-
-    @override
-    def _all_to_all(self, received: Tensor, send: Tensor, kind: TrafficKind) -> None:
-        with kind.counted(send.nbytes - send.nbytes // self.group.size):
-            pass
-
-
-@dataclass(frozen=True, slots=True)
-class SilentHalo:
-    """A rank with a neighbour at each side, in the terms of ``spatial_shard.HaloExchange``."""
-
-    rank: int
-    size: int
-
-    def swap(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """Return borders of the right shape."""
-        return torch.empty_like(left), torch.empty_like(right)
-
-    def gather(self, slab: Tensor) -> Tensor:
-        """Return slabs of the right shape."""
-        return slab.new_empty(self.size, *slab.shape)
 
 
 def count_kernels(work: Callable[[], object]) -> list[Kernel]:
@@ -138,6 +114,7 @@ def count_transformer(
         product_with_gelu=GeluLinearMethod() if compiled else None,
         backend=PlannedAttention() if compiled else create_attention_backend("sdpa"),
         tensor_parallel=SINGLE, exchange=exchange, attend=torch.compiler.disable(attend_window),
+        send=torch.compiler.disable(UlyssesExchange.tokens_to_heads),
     )  # fmt: skip
     with META:
         model = CausalLingBotWorldTransformer3DModel(parts)
@@ -244,6 +221,11 @@ class RankWork:
         made = [kernel for kernels in self.parts.values() for kernel in kernels]
         return totals(made, Kind.UPLOAD).kernels
 
+    @property
+    def times(self) -> ChunkTimes:
+        """What the compiled parts take on an H200."""
+        return chunk_times(self.compiled, self.ranks)
+
     def rows(self) -> Iterator[tuple[str, list[Kernel]]]:
         """Yield the eager parts, the three of the transformer together before their parts."""
         yield "transformer", _together(self.parts)
@@ -260,6 +242,7 @@ class RankWork:
             "compiled": {name: _sums(kernels) for name, kernels in self.fused().items()},
             "bounds": {name: asdict(bound) for name, bound in bounds(self.ranks).items()},
             "operators": {name: dict(by_operator(kernels)) for name, kernels in self.rows()},
+            "milliseconds": self.times.rows(),
             "uploads": self.uploads,
             "exchanges": self.exchanged.calls,
             "exchanged_bytes": self.exchanged.sent_bytes,
@@ -296,10 +279,10 @@ def report(work: RankWork) -> str:
         rows.append(
             [
                 name,
-                str(sum(part.kernels for part in sums)),
+                str(len(launched(kernels))),
                 f"{sum(part.flops for part in sums) / TERA:.2f}",
                 f"{totals(kernels, Kind.ELEMENTWISE).moved_bytes / GIGA:.1f}",
-                str(len(fused)) if fused else "",
+                str(len(launched(fused))) if fused else "",
                 f"{totals(fused, Kind.ELEMENTWISE).moved_bytes / GIGA:.1f}" if fused else "",
                 f"{bound.flops / TERA:.2f}" if bound else "",
                 f"{bound.elementwise_bytes / GIGA:.1f}" if bound else "",
@@ -319,9 +302,11 @@ def report(work: RankWork) -> str:
         ],
         rows,
     )
+    times = [[name, f"{ms:.1f}"] for name, ms in work.times.rows().items()]
     return (
         f"{text}\n  {work.uploads} uploads, no read-back; {work.exchanged.calls} exchanges of "
-        f"{work.exchanged.sent_bytes / GIGA:.2f} GB in the transformer"
+        f"{work.exchanged.sent_bytes / GIGA:.2f} GB in the transformer\n\n"
+        f"{table('Milliseconds on an H200 at assumed rates, compiled', ['part', 'ms'], times)}"
     )
 
 

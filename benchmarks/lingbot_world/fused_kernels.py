@@ -22,12 +22,12 @@ from torch._inductor.scheduler import (
     ExternKernelSchedulerNode,
     NopKernelSchedulerNode,
 )
-from torch.fx import GraphModule
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import override
 
 from benchmarks.lingbot_world.fake_gpu import pretended_h200
-from benchmarks.lingbot_world.kernel_counter import Kernel, KernelCounter, Kind
+from benchmarks.lingbot_world.kernel_counter import FORMULAS, Kernel, Kind, note
 from vllm_omni.diffusion.attention.sdpa import SdpaAttention
 
 _GPU = torch.device("cuda", 0)
@@ -59,10 +59,7 @@ def planned_norm_silu(
     target: Float[Tensor, "time height width channels"],
 ) -> None:
     """Count the kernel of ``vae/norm_silu.py``: it reads ``x`` and writes ``target``, once each."""
-    counter = _get_current_dispatch_mode()
-    if isinstance(counter, KernelCounter):
-        moved = x.nbytes + scale.nbytes + target.nbytes
-        counter.kernels.append(Kernel("norm_silu", Kind.ELEMENTWISE, moved))
+    note(Kernel("norm_silu", Kind.ELEMENTWISE, x.nbytes + scale.nbytes + target.nbytes))
 
 
 class _PlannedError(Exception):
@@ -99,9 +96,7 @@ def _planned(graph: GraphModule, inputs: Sequence[object], **_: object) -> Calla
         kernels = error.inner_exception.kernels
 
     def run(*values: object) -> object:
-        counter = _get_current_dispatch_mode()
-        if isinstance(counter, KernelCounter):
-            counter.kernels.extend(kernels)
+        note(*kernels)
         with _disable_current_modes():
             return graph(*values)
 
@@ -124,11 +119,21 @@ def _launches_nothing(node: BaseSchedulerNode) -> bool:
 
 
 def _kernel(node: BaseSchedulerNode) -> Kernel:
-    name, kind = "fused", Kind.ELEMENTWISE
-    if isinstance(node, ExternKernelSchedulerNode):
-        name = node.node.python_kernel_name.rpartition("extern_kernels.")[2]
-        if "attention" in name:
-            kind = Kind.ATTENTION
-        elif any(product in name for product in _PRODUCTS):
-            kind = Kind.PRODUCT
-    return Kernel(name, kind, node.get_read_write_buffers_sizes(), node.estimate_flops() or 0)
+    moved = node.get_read_write_buffers_sizes()
+    if not isinstance(node, ExternKernelSchedulerNode):
+        return Kernel("fused", Kind.ELEMENTWISE, moved)
+    name, kind = node.node.python_kernel_name.rpartition("extern_kernels.")[2], Kind.ELEMENTWISE
+    if "attention" in name:
+        kind = Kind.ATTENTION
+    elif any(product in name for product in _PRODUCTS):
+        kind = Kind.PRODUCT
+    return Kernel(name, kind, moved, sum(map(_flops, node.node.origins)))
+
+
+def _flops(origin: Node) -> int:
+    """Count as for an eager kernel: the scheduler's own estimate knows no product with GELU."""
+    formula = FORMULAS.get(origin.target.overloadpacket)
+    if formula is None:
+        return 0
+    operands = [value.meta["val"] if isinstance(value, Node) else value for value in origin.args]
+    return formula(*operands, out_val=origin.meta["val"])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from typing_extensions import override
@@ -24,6 +24,8 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _LAUNCH_NOTHING = {
     "empty", "empty_like", "empty_strided", "new_empty", "_unsafe_view", "lift_fresh",
 }  # fmt: skip
+FORMULAS = {**flop_registry, _ATEN._addmm_activation: flop_registry[_ATEN.addmm]}  # noqa: SLF001
+"""FLOPs of an operator by its operands."""
 _WRITE_ONLY = {"copy_", "fill_", "zero_", "normal_"}
 """Operators that do not read the tensor that they write."""
 
@@ -38,6 +40,10 @@ class Kind(StrEnum):
     """Everything that computes next to nothing per byte: copies, casts, norms, activations."""
     UPLOAD = "upload"
     """Copies from the host to the device."""
+    MESSAGE = "message"
+    """What starts an exchange between ranks; its bytes are those that leave the rank."""
+    WAIT = "wait"
+    """What lets the next kernels wait for the last message of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,18 @@ class Totals:
     kernels: int
     moved_bytes: int
     flops: int
+
+
+def launched(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Leave out exchanges between ranks, which are counted apart."""
+    return [kernel for kernel in kernels if kernel.kind not in {Kind.MESSAGE, Kind.WAIT}]
+
+
+def note(*kernels: Kernel) -> None:
+    """Add kernels, which no operator shows, to the counter within whose block this runs."""
+    counter = _get_current_dispatch_mode()
+    if isinstance(counter, KernelCounter):
+        counter.kernels.extend(kernels)
 
 
 def totals(kernels: Iterable[Kernel], kind: Kind) -> Totals:
@@ -142,7 +160,7 @@ class KernelCounter(TorchDispatchMode):
         if name in _WRITE_ONLY:
             read = read[1:]
         moved = sum(_extent(tensor) for tensor in read + written)
-        formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+        formula: Callable[..., int] | None = FORMULAS.get(func.overloadpacket)
         if formula is not None:
             flops = formula(*args, **named, out_val=made)
             kind = Kind.ATTENTION if "attention" in name else Kind.PRODUCT

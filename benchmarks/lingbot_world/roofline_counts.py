@@ -333,12 +333,18 @@ def chunk_traffic(model: Model, forwards: int) -> Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one Ulysses rank sends in one chunk; it receives as much."""
+    """What one Ulysses rank sends in one chunk; it receives as much.
+
+    Attributes:
+        calls: messages, those of k|v and q apart, so that the first hides behind the product of q.
+        least_calls: messages if q|k|v were one and nothing were hidden, as the bound has it.
+    """
 
     qkv_bytes: int = 0
     out_bytes: int = 0
     head_bytes: int = 0
     calls: int = 0
+    least_calls: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -347,10 +353,10 @@ class Exchange:
 
 
 def chunk_exchange(model: Model, ranks: int, variant: Variant) -> Exchange:
-    """Count the all-to-alls (q|k|v in one, output in another) and the gathers of the head.
+    """Count the all-to-alls (k|v in one, q in another, then the output) and the head's gathers.
 
-    A probe exchanges ``2 layers + 1`` times. A trimmed commit exchanges ``2 layers - 1`` times;
-    its last exchange carries k|v only, and its head is never gathered.
+    A probe exchanges ``3 layers + 1`` times. A trimmed commit exchanges ``3 layers - 2`` times;
+    its last exchange carries k|v, and its head is never gathered.
     """
     if ranks == 1:
         return Exchange()
@@ -363,5 +369,6 @@ def chunk_exchange(model: Model, ranks: int, variant: Variant) -> Exchange:
         qkv_bytes=(3 * layer_runs - skipped) * sent,
         out_bytes=(layer_runs - skipped) * sent,
         head_bytes=gathers * head * (ranks - 1) // ranks,
-        calls=2 * layer_runs - skipped + gathers,
+        calls=3 * layer_runs - 2 * skipped + gathers,
+        least_calls=2 * layer_runs - skipped + gathers,
     )

@@ -193,7 +193,7 @@ def chunk_time(
         attention_rate *= best_fill(model, ranks=ranks, processors=device.processors)
     elementwise = work.traffic.elementwise_fused_bytes / ranks / TERA
     exchange_s = work.exchange.total_bytes / (device.link * 1e9)
-    exchange_s += work.exchange.calls * device.call_us * 1e-6
+    exchange_s += work.exchange.least_calls * device.call_us * 1e-6
     return ChunkTime(
         nominal_ms=1e3 * nominal_s,
         gemm_ms=1e3 * gemm / (gemm_rate * row_efficiency(model.chunk_tokens / ranks)),

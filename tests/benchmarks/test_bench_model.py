@@ -59,7 +59,8 @@ def test_real_shapes_at_small_scale_stand_beside_bounds(capsys):
         assert chunk["total_ms"] == pytest.approx(parts)
         assert 0 < chunk["bound_ms"] < chunk["total_ms"]
     assert shapes["chunks"][0]["bound_ms"] < shapes["chunks"][-1]["bound_ms"]  # the window grows
-    assert set(shapes["products"]) == {"qkv", "out", "ffn_in", "ffn_out"}
+    shares = {f"{name} of 4 ranks" for name in ("qkv", "kv", "q")}
+    assert set(shapes["products"]) == {"qkv", "out", "ffn_in", "ffn_out"} | shares
     for part in ("layer", "decode"):
         assert 0 < shapes[part]["bound_ms"] < shapes[part]["ms"]
     assert shapes["attention"]["tflops"] > 0

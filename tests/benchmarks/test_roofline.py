@@ -155,7 +155,7 @@ def test_exchange_of_five_full_forwards(ranks, qkv, out, total):
     assert sent.qkv_bytes / 1e9 == printed(qkv, digits=2)
     assert sent.out_bytes / 1e9 == printed(out, digits=2)
     assert sent.total_bytes / 1e9 == printed(total, digits=2)
-    assert sent.calls == 405
+    assert sent.calls == 605
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -168,11 +168,11 @@ def test_exchange_of_a_trimmed_commit_message_by_message(ranks, layers):
     heads_sent = model.heads // ranks * (ranks - 1)
     part = rows * heads_sent * model.head_dim
     head = rows * 64 * (ranks - 1)
-    probe = [3 * part, part] * layers + [head]
-    commit = [3 * part, part] * (layers - 1) + [2 * part]
+    probe = [2 * part, part, part] * layers + [head]
+    commit = [2 * part, part, part] * (layers - 1) + [2 * part]
     messages = probe * 4 + commit
     sent = chunk_exchange(model, ranks, VARIANT["D"])
-    assert sent.calls == len(messages) == 4 * (2 * layers + 1) + 2 * layers - 1
+    assert sent.calls == len(messages) == 4 * (3 * layers + 1) + 3 * layers - 2
     assert sent.total_bytes == 2 * sum(messages)
 
 

@@ -102,9 +102,8 @@ _WINDOW = (
         "the last layer of a commit does not turn its keys",
         ORACLE,
         f"{MODEL}/attention.py",
-        "        key = self.parts.rotary.rotate(self._heads(self.norm_k(key)), window.rotary)\n"
-        "        key, value = self.parts.exchange",
-        "        key = self._heads(self.norm_k(key))\n        key, value = self.parts.exchange",
+        "        key = self._rotated(self.norm_k(key), window)\n        sent",
+        "        key = self.parts.heads(self.norm_k(key))\n        sent",
     ),
     _mutant(
         "a commit is made although the last step's keys are reused",
@@ -221,6 +220,20 @@ _RANKS = (
         f"{MODEL}/transformer.py",
         "self.exchange.plan.split(table.unflatten(0, frames)).flatten(0, 1)",
         "table.unflatten(0, frames)[:, : self.exchange.plan.local_count(frames[1])].flatten(0, 1)",
+    ),
+    _mutant(
+        "keys and values are waited for before queries are made",
+        "tests/diffusion/distributed/test_overlap.py",
+        f"{MODEL}/attention.py",
+        "        return sent, rest\n",
+        "        sent.wait()\n        return sent, rest\n",
+    ),
+    _mutant(
+        "keys and values are stored before they have come",
+        "tests/diffusion/distributed/test_overlap.py",
+        f"{MODEL}/attention.py",
+        "    key, value = sent.wait()",
+        "    key, value = sent.tensors",
     ),
     _mutant(
         "no columns come from the right",

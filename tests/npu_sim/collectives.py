@@ -85,7 +85,7 @@ def ulysses(state) -> dict[str, torch.Tensor]:
         )
         part = part.bfloat16().to("npu")
         arrived = exchange.tokens_to_heads(part, -part, latent_frames=LATENT_FRAMES)
-        parts = [heads.flatten(0, -3) for heads in arrived]
+        parts = [heads.flatten(0, -3) for heads in arrived.wait()]
         back = exchange.heads_to_tokens(parts[1], latent_frames=LATENT_FRAMES)
         found |= {f"heads{turn}": parts[0].clone(), f"back{turn}": back, f"part{turn}": part}
     assert kernels.transfers == {"to_device": 2, "blocking": 2}, "the exchange itself moves nothing"

@@ -43,9 +43,11 @@ def products(state: ParallelState, name: str, dtype: torch.dtype) -> dict[str, T
     backend.process(layers)
     x = tokens(dtype, state.sequence.rank)
     with torch.inference_mode():
+        key_value, rest = layers.attn.qkv.forward_kv(x)
         made = {
             "qkv": layers.attn.qkv(x),
-            "kv": layers.attn.qkv.forward_kv(x),
+            "kv": key_value,
+            "q": layers.attn.qkv.forward_q(rest),
             "local_dim": torch.tensor(layers.attn.qkv.local_dim),
             "ffn": layers.ffn(x),
             "batched": layers.ffn(x.unflatten(0, (1, 1, -1))),
@@ -71,6 +73,7 @@ def expected(dtype: torch.dtype, *, rank: int, tp: int, sequence_rank: int) -> d
     return {
         "qkv": torch.cat([q, k, v], dim=-1),
         "kv": torch.cat([k, v], dim=-1),
+        "q": q,
         "local_dim": torch.tensor(DIM // tp),
         "ffn": ffn,
         "batched": ffn.unflatten(0, (1, 1, -1)),

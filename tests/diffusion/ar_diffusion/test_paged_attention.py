@@ -40,10 +40,13 @@ def chunk_tensors(chunk, probe=0):
 
 
 def attend(kv, chunk, tensors):
+    query, *stored = tensors
+    pages, plan = kv.pool.layers[0], kv.plan(3 * chunk, 3)
+    write_window(*stored, pages, plan)
     return ar_diffusion_paged_attention(
-        *tensors,
-        pages=kv.pool.layers[0],
-        plan=kv.plan(3 * chunk, 3),
+        query,
+        pages=pages,
+        plan=plan,
         backend=create_attention_backend("reference"),
         scale=HEAD_DIM**-0.5,
     )

@@ -34,7 +34,7 @@ def exchange_all(state: ParallelState) -> list[tuple]:
             for part in all_parts
         ]
         arrived = exchange.tokens_to_heads(*local, latent_frames=frames)
-        by_heads = [part.flatten(0, -3) for part in arrived]
+        by_heads = [part.flatten(0, -3) for part in arrived.wait()]
         back = exchange.heads_to_tokens(by_heads[0], latent_frames=frames)
         gathered = exchange.gather_tokens(local[0].flatten(1).unflatten(0, (frames, -1)))
         mine = slice(2 * state.sequence.rank, 2 * state.sequence.rank + 2)
@@ -62,7 +62,7 @@ def test_there_and_back(ranks):
 def test_one_rank_gets_its_own_tensors_back():
     exchange = UlyssesExchange(SINGLE)
     x = whole(3, 6, 2, 0, torch.float32)
-    assert exchange.tokens_to_heads(x, latent_frames=3)[0] is x
+    assert exchange.tokens_to_heads(x, latent_frames=3).wait()[0] is x
     assert exchange.heads_to_tokens(x, latent_frames=3) is x
     assert exchange.gather_tokens(x) is x
     assert exchange.traffic.total.calls == 0
@@ -83,7 +83,7 @@ def meet_many_sizes(state: ParallelState) -> tuple[int, bool]:
     exchange = UlyssesExchange(state.sequence)
     for local_tokens in (*range(1, 40), 1):
         x = whole(3, local_tokens, 2, state.sequence.rank, torch.float32)
-        there = exchange.tokens_to_heads(x, x, latent_frames=3)
+        there = exchange.tokens_to_heads(x, x, latent_frames=3).wait()
         back = exchange.heads_to_tokens(there[1].flatten(0, -3), latent_frames=3)
     return len(exchange._buffers), torch.equal(back, x)
 

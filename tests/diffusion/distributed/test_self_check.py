@@ -18,19 +18,22 @@ pytestmark = [
 ]
 
 CPU = torch.device("cpu")
+RIGHT = dist.all_to_all_single
 
 
-def zeros(received, _send, group=None):
-    del group
+def zeros(received, send, **how):
+    work = RIGHT(torch.empty_like(received), send, **how)
     received.zero_()
+    return work
 
 
-def echo(received, send, group=None):
-    del group
+def echo(received, send, **how):
+    work = RIGHT(torch.empty_like(received), send, **how)
     received.copy_(send)
+    return work
 
 
-LIBRARIES = {"right": dist.all_to_all_single, "zeros": zeros, "echo": echo}
+LIBRARIES = {"right": RIGHT, "zeros": zeros, "echo": echo}
 
 
 def check_all(state: ParallelState) -> dict[str, str]:

@@ -114,7 +114,7 @@ def test_collectives_and_their_bytes_are_the_formula(ranks):
     )  # fmt: skip
     formula = chunk_exchange(model, ranks, TRIMMED)
     layers = model.layers
-    assert formula.calls == 4 * (2 * layers + 1) + 2 * layers - 1
+    assert formula.calls == 4 * (3 * layers + 1) + 3 * layers - 2
     for watched in made:
         exchanged = watched.sent["all_to_all_single"]
         gathered = watched.sent["gather"]

@@ -12,6 +12,7 @@ from vllm_omni.errors import ConfigError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
     ar_diffusion_paged_attention,
+    write_window,
 )
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 
@@ -55,8 +56,9 @@ def roll(device, backend, *, fragmented: bool):
         torch.npu.synchronize()
         kernels.transfers.clear()
         before = simulation.runtime().counts()
+        write_window(key, value, pool.layers[0], plan)
         output = ar_diffusion_paged_attention(
-            query, key, value, pages=pool.layers[0], plan=plan, backend=backend, scale=0.25
+            query, pages=pool.layers[0], plan=plan, backend=backend, scale=0.25
         )
         spent = simulation.runtime().counts() - before
         assert kernels.transfers == {}, "a layer moves nothing and reads nothing back"
@@ -73,8 +75,9 @@ def test_an_extent_is_read_in_place_without_lengths_or_masks(device, backend):
     kernels.calls.clear()
     for chunk in range(CHUNKS):
         plan = session.plan(3 * chunk, 3)
+        write_window(key, value, pool.layers[0], plan)
         ar_diffusion_paged_attention(
-            query, key, value, pages=pool.layers[0], plan=plan, backend=backend, scale=0.25
+            query, pages=pool.layers[0], plan=plan, backend=backend, scale=0.25
         )
     made = [call.arguments for call in operator_calls("npu_fusion_attention")]
     assert [given["key"].size[1] for given in made] == [30, 60, 60, 60, 60]

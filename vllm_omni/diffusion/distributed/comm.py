@@ -5,8 +5,9 @@ tokens of a frame. A model splits what it takes in token by token (patches of la
 rotary tables) and joins what it puts out. Everything else is whole on every rank: timestep rows,
 keys and values of the prompt, weights.
 
-Attention needs all tokens of some heads instead of some tokens of all heads. So one message per
-layer exchanges queries, keys and values, and another one the result.
+Attention needs all tokens of some heads instead of some tokens of all heads. So in each layer one
+message exchanges keys and values, one the queries, which are made while the first is on its way,
+and one the result.
 """
 
 from __future__ import annotations
@@ -47,6 +48,39 @@ class SequencePlan:
         return shares.transpose(0, 1).flatten(1, 2)
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What this rank sends to the others while it goes on.
+
+    Attributes:
+        sent: memory that is not written until the message is out.
+        kind: counts the time that the host waits.
+    """
+
+    work: dist.Work
+    sent: Tensor
+    kind: TrafficKind
+
+    def wait(self) -> None:
+        """Let what follows wait for what the other ranks send; a device waits, not its host."""
+        with self.kind.timed():
+            self.work.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """Tensors that a message brings; a rank that is alone has them already."""
+
+    tensors: tuple[Float[Tensor, "*tokens local_heads head_dim"], ...]
+    message: Message | None = None
+
+    def wait(self) -> tuple[Float[Tensor, "*tokens local_heads head_dim"], ...]:
+        """Return the tensors once they may be read."""
+        if self.message is not None:
+            self.message.wait()
+        return self.tensors
+
+
 _MOST_BUFFERS = 32
 """Enough for four sizes of video. A limit is needed, since a server may meet ever new sizes."""
 
@@ -70,16 +104,17 @@ class UlyssesExchange:
 
     def tokens_to_heads(
         self, *tensors: Float[Tensor, "local_tokens heads head_dim"], latent_frames: int
-    ) -> tuple[Float[Tensor, "*tokens local_heads head_dim"], ...]:
+    ) -> Arriving:
         """Give up tokens and get all tokens of this rank's heads, in the order (frame, token).
 
-        All tensors travel in one message. Nothing is reordered here: what arrives is a view of the
-        receive buffer, whose leading axes together are the tokens. Whoever reads it writes it where
-        it belongs, before the next exchange of the same shape.
+        All tensors travel in one message, which is on its way when this returns. Nothing is
+        reordered here: what arrives is a view of the receive buffer, whose leading axes together
+        are the tokens. Whoever reads it writes it where it belongs, before the next exchange of
+        the same shape and number of tensors.
         """
         n = self.group.size
         if n == 1:
-            return tensors
+            return Arriving(tensors)
         count, (local_tokens, heads, head_dim) = len(tensors), tensors[0].shape
         shape = (n, latent_frames, local_tokens // latent_frames, count, heads // n, head_dim)
         send = self._buffer("heads send", tensors[0], shape)
@@ -88,9 +123,9 @@ class UlyssesExchange:
             split = tensor.unflatten(0, (latent_frames, -1)).unflatten(2, (n, -1))
             send[:, :, :, index].copy_(split.permute(2, 0, 1, 3, 4))
         received = self._buffer("heads receive", tensors[0], shape)
-        self._all_to_all(received, send, self.traffic.heads)
+        message = self._all_to_all(received, send, self.traffic.heads)
         # [n, frames, local, count, heads / n, dim] -> count of [frames, n, local, heads / n, dim]
-        return received.permute(3, 1, 0, 2, 4, 5).unbind(0)
+        return Arriving(received.permute(3, 1, 0, 2, 4, 5).unbind(0), message)
 
     def heads_to_tokens(
         self, x: Float[Tensor, "tokens local_heads head_dim"], *, latent_frames: int
@@ -139,7 +174,7 @@ class UlyssesExchange:
         send = self._buffer("tokens send", x, tuple(split.shape))
         send.copy_(split)
         received = self._buffer("tokens receive", x, tuple(split.shape))
-        self._all_to_all(received, send, self.traffic.tokens)
+        self._all_to_all(received, send, self.traffic.tokens).wait()
         return received.permute(1, 2, 0, 3, 4)
 
     def gather_tokens(
@@ -155,10 +190,13 @@ class UlyssesExchange:
             self.group.all_gather(received, send)
         return self.plan.join(received)
 
-    def _all_to_all(self, received: Tensor, send: Tensor, kind: TrafficKind) -> None:
-        # The part that stays here is not sent.
+    def _all_to_all(self, received: Tensor, send: Tensor, kind: TrafficKind) -> Message:
+        # The part that stays here is not sent. Every call goes the asynchronous way, which has one
+        # queue for the group: messages come in their order.
         with kind.counted(send.nbytes - send.nbytes // self.group.size):
-            dist.all_to_all_single(received, send, group=self.group.group)
+            work = dist.all_to_all_single(received, send, group=self.group.group, async_op=True)
+        assert work is not None, "this rank is in its group"
+        return Message(work, send, kind)
 
     def _buffer(self, use: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         key = (use, like.dtype, shape)
@@ -194,7 +232,7 @@ def check_exchange(exchange: UlyssesExchange, *, dtype: torch.dtype, device: tor
     mine = exchange.plan.split(everything).flatten(0, 1)
     sent = (mine.to(device), (mine + 1).to(device))
     exchanged = exchange.tokens_to_heads(*sent, latent_frames=_FRAMES)
-    by_heads = [part.flatten(0, -3) for part in exchanged]
+    by_heads = [part.flatten(0, -3) for part in exchanged.wait()]
     first = group.rank * _LOCAL_HEADS
     wanted = everything.flatten(0, 1)[:, first : first + _LOCAL_HEADS]
     back = exchange.heads_to_tokens(by_heads[0], latent_frames=_FRAMES)

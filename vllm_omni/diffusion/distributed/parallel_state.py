@@ -243,7 +243,8 @@ class TrafficKind:
 
     Attributes:
         sent_bytes: bytes that left this rank, without what it keeps for itself.
-        host_ms: time that the host spent in the calls. On a device they only queue the work.
+        host_ms: time that the host spent in the calls and waiting for what they bring. On a device
+            both only queue work.
     """
 
     calls: int = 0
@@ -252,12 +253,18 @@ class TrafficKind:
 
     @contextmanager
     def counted(self, sent_bytes: int) -> Iterator[None]:
-        """Count and time the exchange that is made inside the context."""
+        """Count and time the exchange that is made, or begins, inside the context."""
+        with self.timed():
+            yield
+        self.calls += 1
+        self.sent_bytes += sent_bytes
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the time inside the context."""
         started = time.perf_counter()
         yield
         self.host_ms += (time.perf_counter() - started) * 1000.0
-        self.calls += 1
-        self.sent_bytes += sent_bytes
 
 
 @dataclass(slots=True)

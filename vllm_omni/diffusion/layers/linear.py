@@ -198,10 +198,17 @@ class QKVParallelLinear(ShardedLinear):
         """Number of output features of each of the three projections on this rank."""
         return self.bias.shape[0] // len(self.NAMES)
 
-    def forward_kv(self, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
-        """Compute key and value only, for a layer whose query is never used."""
+    def forward_kv(
+        self, x: Float[Tensor, "*batch n"]
+    ) -> tuple[Float[Tensor, "*batch m"], Float[Tensor, "*batch n"]]:
+        """Compute key and value, and return them with what :meth:`forward_q` takes."""
         rows = self.local_dim
-        return F.linear(x, self.weight[rows:], self.bias[rows:])
+        return F.linear(x, self.weight[rows:], self.bias[rows:]), x
+
+    def forward_q(self, rest: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
+        """Compute the query of what :meth:`forward_kv` has left."""
+        rows = self.local_dim
+        return F.linear(rest, self.weight[:rows], self.bias[:rows])
 
     @override
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:

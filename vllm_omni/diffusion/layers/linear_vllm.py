@@ -170,9 +170,16 @@ class VllmQKVLinear(VllmLinear):
         """Number of output features of each of the three projections on this rank."""
         return self.local[0]
 
-    def forward_kv(self, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
-        """Compute key and value; vLLM's weights cannot be cut, so the query is made and dropped."""
-        return self.inner(x)[..., self.local_dim :]
+    def forward_kv(
+        self, x: Float[Tensor, "*batch n"]
+    ) -> tuple[Float[Tensor, "*batch m"], Float[Tensor, "*batch q"]]:
+        """Compute key and value; vLLM's weights cannot be cut, so what is left is the query."""
+        made = self.inner(x)
+        return made[..., self.local_dim :], made[..., : self.local_dim]
+
+    def forward_q(self, rest: Float[Tensor, "*batch q"]) -> Float[Tensor, "*batch q"]:
+        """Return the query, which :meth:`forward_kv` has left."""
+        return rest
 
     @override
     def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:

@@ -256,14 +256,14 @@ def fail_in_the_exchange_back(state: ParallelState, settings: OmniDiffusionConfi
     worker.open_session("lost", small_request(num_chunks=1))
     exchange, calls = dist.all_to_all_single, []
 
-    def fail_the_second(*arguments, **options):
+    def fail_the_third(*arguments, **options):
         calls.append(arguments)
-        if len(calls) == 2:  # heads went out in the first, attention comes back in the second
+        if len(calls) == 3:  # heads went out in the first two, attention comes back in the third
             raise RuntimeError("injected exchange failure")
         return exchange(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "all_to_all_single", fail_the_second)
+        patch.setattr(dist, "all_to_all_single", fail_the_third)
         with pytest.raises(PeersLeftWaitingError) as caught:
             worker.run_chunk(ChunkPlan("lost", 0), lambda _: None)
     (held,) = QUARANTINE.held

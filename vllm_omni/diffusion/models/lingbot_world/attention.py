@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from vllm_omni.diffusion.attention.backend import AttentionBackend
-from vllm_omni.diffusion.distributed.comm import UlyssesExchange
+from vllm_omni.diffusion.distributed.comm import Arriving, UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.layers.linear import (
@@ -74,8 +74,7 @@ class LayerContext:
 
 def attend_window(
     query: Float[Tensor, "local_tokens heads head_dim"],
-    key: Float[Tensor, "local_tokens heads head_dim"],
-    value: Float[Tensor, "local_tokens heads head_dim"],
+    sent: Arriving,
     window: LayerWindow,
     parts: LayerParts,
 ) -> Float[Tensor, "local_tokens heads head_dim"]:
@@ -83,35 +82,27 @@ def attend_window(
 
     Mutates the window's pages.
     """
-    attended = attend_heads(query, key, value, window, parts)
+    attended = attend_heads(query, sent, window, parts)
     return parts.exchange.heads_to_tokens(attended, latent_frames=LATENT_FRAMES_PER_CHUNK)
 
 
 def attend_heads(
     query: Float[Tensor, "local_tokens heads head_dim"],
-    key: Float[Tensor, "local_tokens heads head_dim"],
-    value: Float[Tensor, "local_tokens heads head_dim"],
+    sent: Arriving,
     window: LayerWindow,
     parts: LayerParts,
 ) -> Float[Tensor, "tokens local_heads head_dim"]:
     """Attend as :func:`attend_window` does, but leave out the exchange back to tokens."""
-    exchange = parts.exchange
-    query, key, value = exchange.tokens_to_heads(
-        query, key, value, latent_frames=LATENT_FRAMES_PER_CHUNK
-    )
+    queries = parts.exchange.tokens_to_heads(query, latent_frames=LATENT_FRAMES_PER_CHUNK)
+    key, value = sent.wait()
+    write_window(key, value, window.pages, window.plan)
     return ar_diffusion_paged_attention(
-        query.flatten(0, -3),
-        key,
-        value,
+        queries.wait()[0].flatten(0, -3),
         pages=window.pages,
         plan=window.plan,
         backend=parts.backend,
         scale=parts.scale,
     )
-
-
-WindowAttention = Callable[..., Tensor]
-"""Signature of :func:`attend_window`."""
 
 
 @runtime_checkable
@@ -227,7 +218,8 @@ class LayerParts:
         product_with_gelu: computes the first feed-forward linear and the GELU behind it together;
             ``None`` for one after the other.
         rotary: how queries and keys are turned.
-        attend: :func:`attend_window`, or a wrapper that a compiler does not look into.
+        send: how keys and values are sent, or a wrapper that a compiler does not look into.
+        attend: :func:`attend_window`, or such a wrapper.
         post_attention: how a block goes on after its self-attention.
     """
 
@@ -240,7 +232,8 @@ class LayerParts:
     feed_forward: LinearMethod | None = None
     product_with_gelu: LinearMethod | None = None
     rotary: RotaryMethod = field(default_factory=BroadcastRotary)
-    attend: WindowAttention = attend_window
+    send: Callable[..., Arriving] = UlyssesExchange.tokens_to_heads
+    attend: Callable[..., Tensor] = attend_window
     post_attention: PostAttention = EAGER
     attention_kernel: str = "unknown"
 
@@ -248,6 +241,10 @@ class LayerParts:
     def scale(self) -> float:
         """Factor of the attention scores, ``1 / sqrt(head_dim)``."""
         return self.config.attention_head_dim**-0.5
+
+    def heads(self, x: Float[Tensor, "tokens local_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
+        """View the features of each token as those of one head after another."""
+        return x.unflatten(-1, (-1, self.config.attention_head_dim))
 
     def qk_norm(self) -> RMSNormAcrossHeads:
         """Make a norm for the queries or the keys of one attention."""
@@ -283,31 +280,39 @@ class SelfAttention(nn.Module):
 
     def queries_keys_values(
         self, x: Float[Tensor, "tokens dim"], window: LayerWindow
-    ) -> tuple[
-        Float[Tensor, "tokens heads head_dim"],
-        Float[Tensor, "tokens heads head_dim"],
-        Float[Tensor, "tokens heads head_dim"],
-    ]:
-        """Make queries, keys and values: normalised, cut into heads, rotated by position."""
+    ) -> tuple[Float[Tensor, "tokens heads head_dim"], Arriving]:
+        """Make queries, keys and values: normalised, cut into heads, rotated by position.
+
+        Among several ranks, keys and values are on their way while the queries are made.
+        """
+        if self.parts.exchange.group.size > 1:
+            sent, rest = self._send(x, window)
+            return self._rotated(self.norm_q(self.qkv.forward_q(rest)), window), sent
         query, key, value = self.qkv(x).chunk(3, dim=-1)
-        rotate = self.parts.rotary.rotate
-        query = rotate(self._heads(self.norm_q(query)), window.rotary)
-        key = rotate(self._heads(self.norm_k(key)), window.rotary)
-        return query, key, self._heads(value)
+        key = self._rotated(self.norm_k(key), window)
+        return self._rotated(self.norm_q(query), window), Arriving((key, self.parts.heads(value)))
 
     def write_only(self, x: Float[Tensor, "tokens dim"], window: LayerWindow) -> None:
         """Store keys and values without attending. Mutates the window's pages."""
-        key, value = self.qkv.forward_kv(x).chunk(2, dim=-1)
-        key = self.parts.rotary.rotate(self._heads(self.norm_k(key)), window.rotary)
-        key, value = self.parts.exchange.tokens_to_heads(
-            key, self._heads(value), latent_frames=LATENT_FRAMES_PER_CHUNK
-        )
+        key, value = self._send(x, window)[0].wait()
         write_window(key, value, window.pages, window.plan)
 
-    def _heads(
-        self, x: Float[Tensor, "tokens local_dim"]
+    def _send(
+        self, x: Float[Tensor, "tokens dim"], window: LayerWindow
+    ) -> tuple[Arriving, Float[Tensor, "tokens rest"]]:
+        """Send keys and values, and return what the queries are made of."""
+        made, rest = self.qkv.forward_kv(x)
+        key, value = made.chunk(2, dim=-1)
+        key = self._rotated(self.norm_k(key), window)
+        sent = self.parts.send(
+            self.parts.exchange, key, self.parts.heads(value), latent_frames=LATENT_FRAMES_PER_CHUNK
+        )
+        return sent, rest
+
+    def _rotated(
+        self, x: Float[Tensor, "tokens local_dim"], window: LayerWindow
     ) -> Float[Tensor, "tokens heads head_dim"]:
-        return x.unflatten(-1, (-1, self.parts.config.attention_head_dim))
+        return self.parts.rotary.rotate(self.parts.heads(x), window.rotary)
 
 
 class CrossAttention(nn.Module):
@@ -327,15 +332,12 @@ class CrossAttention(nn.Module):
 
     def text_kv(self, text: Float[Tensor, "text_tokens dim"]) -> TextKV:
         """Compute keys and values of an embedded prompt; once per prompt is enough."""
-        return TextKV(key=self._heads(self.norm_k(self.k(text))), value=self._heads(self.v(text)))
+        return TextKV(
+            key=self.parts.heads(self.norm_k(self.k(text))), value=self.parts.heads(self.v(text))
+        )
 
     def forward(self, x: Float[Tensor, "tokens dim"], text: TextKV) -> Float[Tensor, "tokens dim"]:
         """Attend to the prompt; every token stays on its rank."""
-        query = self._heads(self.norm_q(self.q(x)))
+        query = self.parts.heads(self.norm_q(self.q(x)))
         attended = self.parts.backend.attend(query, text.key, text.value, scale=self.parts.scale)
         return self.o(attended.flatten(1))
-
-    def _heads(
-        self, x: Float[Tensor, "tokens local_dim"]
-    ) -> Float[Tensor, "tokens heads head_dim"]:
-        return x.unflatten(-1, (-1, self.parts.config.attention_head_dim))

@@ -322,8 +322,9 @@ def layer_parts(
 
 
 def uncompiled(parts: LayerParts) -> LayerParts:
-    """Make the compiler leave the attention to the window alone."""
-    return replace(parts, attend=torch.compiler.disable(parts.attend))
+    """Make the compiler leave exchanges and the attention to the window alone."""
+    disable = torch.compiler.disable
+    return replace(parts, send=disable(parts.send), attend=disable(parts.attend))
 
 
 def checked_backend(

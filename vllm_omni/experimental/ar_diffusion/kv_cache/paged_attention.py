@@ -1,4 +1,4 @@
-"""Write a chunk's keys and values into the window, then attend to all that is visible."""
+"""Write a chunk's keys and values into the window; attend to all that is visible there."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +18,8 @@ def write_window(
     plan: WindowPlan,
 ) -> None:
     """Store the chunk's keys and values where ``plan`` says. Mutates ``pages``.
+
+    A probe and the commit call this alike: what a probe writes, the commit overwrites.
 
     Args:
         key: of any strides; the leading axes together are the tokens.
@@ -45,19 +47,13 @@ def _write(
 
 def ar_diffusion_paged_attention(
     query: Float[Tensor, "tokens heads head_dim"],
-    key: Float[Tensor, "*tokens heads head_dim"],
-    value: Float[Tensor, "*tokens heads head_dim"],
     *,
     pages: LayerPages,
     plan: WindowPlan,
     backend: AttentionBackend,
     scale: float,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """One layer's self-attention of one chunk. Mutates ``pages``.
-
-    A probe and the commit call this alike: what a probe writes, the commit overwrites.
-    """
-    write_window(key, value, pages, plan)
+    """One layer's self-attention of one chunk, whose keys and values are in the window."""
     if isinstance(plan, ExtentPlan):
         visible = slice(plan.first_pool_token, plan.first_pool_token + plan.visible_tokens)
         return backend.attend(
