@@ -37,7 +37,7 @@ def held_bytes(server: RealServer) -> float:
 
 class TestOneChunkFails:
     @pytest.mark.parametrize("place", ["open", "probe", "decode", "commit"])
-    @pytest.mark.parametrize("kind", ["oom", "bug"])
+    @pytest.mark.parametrize("kind", ["oom", pytest.param("bug", marks=pytest.mark.advanced_model)])
     async def test_one_session_ends_and_another_goes_on(self, tiny_server, kind, place):
         server = tiny_server
         chunk = 0 if place == "open" else 1
