@@ -24,6 +24,8 @@ from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
+
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -97,6 +99,13 @@ class Program:
         finally:
             connection.close()
 
+    def cpu_ms(self) -> tuple[float, float]:
+        """Processor time of the server's own process so far, and that of its workers."""
+        own = psutil.Process(self._process.pid)
+        times = [one.cpu_times() for one in (own, *own.children(recursive=True))]
+        own_ms, *others_ms = [(one.user + one.system) * 1000.0 for one in times]
+        return own_ms, sum(others_ms)
+
     def _health(self) -> int:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
@@ -127,16 +136,24 @@ def play(port: int, *, chunks: int, height: int, width: int) -> tuple[ChunkRecor
     return asyncio.run(run_session(endpoint, workload, SessionOptions())).chunks
 
 
-def delivery(model: str, *, chunks: int, height: int, width: int, chunk_ms: float) -> list[Figure]:
+def delivery(
+    model: str, encode_on: str, *, chunks: int, height: int, width: int, chunk_ms: float
+) -> list[Figure]:
     """Encoding and everything between a worker and the socket."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "clocks.json"
         probe = ("-m", "benchmarks.lingbot_world.serving_probe", model, "--output", str(output))
-        with program(*probe, "--chunk-ms", str(chunk_ms)) as server:
+        with program(*probe, "--chunk-ms", str(chunk_ms), "--encode-on", encode_on) as server:
             server.wait_ready()
+            before_ms = server.cpu_ms()
             play(server.port, chunks=chunks, height=height, width=width)
+            used_ms = [now - then for now, then in zip(server.cpu_ms(), before_ms, strict=True)]
         clocks = json.loads(output.read_text())
-    return delivery_figures(clocks)
+    figures = [
+        Figure(f"{who}_cpu_ms_per_chunk_encode_on_{encode_on}", used / chunks)
+        for who, used in zip(("api", "worker"), used_ms, strict=True)
+    ]
+    return figures + (delivery_figures(clocks) if encode_on == "api" else [])
 
 
 def delivery_figures(clocks: dict[str, list[float]]) -> list[Figure]:
@@ -214,9 +231,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def report(args: argparse.Namespace, model: str) -> dict[str, object]:
     """All figures of a run."""
-    figures = delivery(
-        model, chunks=args.chunks, height=args.height, width=args.width, chunk_ms=args.chunk_ms
-    )
+    size = {"height": args.height, "width": args.width}
+    figures = [
+        figure
+        for encode_on in ("api", "worker")
+        for figure in delivery(model, encode_on, chunks=args.chunks, chunk_ms=args.chunk_ms, **size)
+    ]
     figures += first_chunk(model, sessions=args.sessions, chunks=16)
     return {
         "benchmark": "lingbot_world_serving",

@@ -137,16 +137,21 @@ def moving_frames(height: int, width: int) -> UInt8[np.ndarray, "pixel_frames he
 def prebuilt_main(chunk_s: float, task: WorkerTask, pipe: Connection, pixels: SharedBytes) -> None:
     """A worker process without a model: each chunk takes ``chunk_s`` and is always the same."""
     del task
-    frames = moving_frames(16, 16)
+    frames, encoder = moving_frames(16, 16), None
     pipe.send(
         Done(GroupCapacity(1, num_pages=10**6, page_tokens=128, page_bytes=1, window_frames=9))
     )
     while not isinstance(command := pipe.recv(), Stop):
         if isinstance(command, OpenSession):
-            frames = moving_frames(command.request.height, command.request.width)
+            size = (command.request.width, command.request.height)
+            frames = moving_frames(*reversed(size))
+            if (video := command.request.video) is not None:
+                encoder = ChunkEncoder(*size, command.request.fps, video.options, video.codec)
         if isinstance(command, ChunkPlan):
             time.sleep(chunk_s)
             data = frames[: chunk_pixel_frames(command.chunk_index)]
+            if encoder is not None:
+                data = np.frombuffer(encoder.encode(data), np.uint8)
             slot = pixels.write(data)
             pipe.send(
                 SharedChunk(command.session_id, command.chunk_index, slot, data.dtype.str,
@@ -157,8 +162,9 @@ def prebuilt_main(chunk_s: float, task: WorkerTask, pipe: Connection, pixels: Sh
             pipe.send(Done(0))
 
 
-def _engine_client(model: str, chunk_s: float) -> EngineClient:
-    deployment = resolve(model, deploy_config=DEPLOY, executor="mp")
+def _engine_client(model: str, chunk_s: float, encode_on: str) -> EngineClient:
+    changes = {"encode_on": encode_on}
+    deployment = resolve(model, deploy_config=DEPLOY, executor="mp", overrides=changes)
     # By its importable name: workers are started from it.
     from benchmarks.lingbot_world import serving_probe
 
@@ -178,11 +184,12 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--chunk-ms", type=float, default=250.0)
+    parser.add_argument("--encode-on", choices=("api", "worker"), default="api")
     args = parser.parse_args()
     state.ChunkEncoder = TimedEncoder
     app.SocketChannel = TimedChannel
     app.EngineServer = TickingServer
-    client = _engine_client(args.model, args.chunk_ms / 1000.0)
+    client = _engine_client(args.model, args.chunk_ms / 1000.0, args.encode_on)
     server = ServerConfig(("probe",), log_level="warning", access_log=False)
     with socket.create_server(("127.0.0.1", args.port)) as listener:
         status = app.serve_engine(client, server=server, listener=listener)

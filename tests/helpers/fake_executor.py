@@ -81,6 +81,7 @@ class FakeExecutor:
         )
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
+        self.close_session(session_id)
         if len(self.open_ids) >= self.sessions:
             raise OutOfKVMemoryError("no pages")
         self.open_ids.append(session_id)

@@ -3,8 +3,9 @@
     python -m tests.helpers.faulty_serve MODEL --omni ...
 
 The prompt ``fault oom decode 1`` runs out of memory in the decode of chunk 1. Kinds are ``oom``,
-``bug``, ``die`` (SIGKILL) and ``hang``; places are ``open``, ``probe``, ``decode`` and ``commit``.
-Other prompts run as always. The product has no such switch: this program puts one in.
+``bug``, ``die`` (SIGKILL) and ``hang``; places are ``open``, ``probe``, ``decode``, ``commit`` and,
+where workers encode, ``encode``. Other prompts run as always. The product has no such switch: this
+program puts one in.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def _install(patch: pytest.MonkeyPatch) -> None:
     from vllm_omni.diffusion.models.lingbot_world import pipeline
     from vllm_omni.diffusion.models.lingbot_world.text import Prompts
     from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
+    from vllm_omni.outputs.media import ChunkEncoder
 
     running: list[tuple[str, int]] = [("", 0)]
     prompts: dict[str, str] = {}
@@ -77,6 +79,7 @@ def _install(patch: pytest.MonkeyPatch) -> None:
     after(pipeline, "denoise", "probe")
     after(WanVAE, "decode", "decode")
     after(pipeline, "commit", "commit")
+    after(ChunkEncoder, "encode", "encode")
     patch.setattr(made, "open_session", opening)
     patch.setattr(made, "denoise_chunk", denoising)
 

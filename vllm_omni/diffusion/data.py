@@ -156,8 +156,7 @@ class DiffusionParallelConfig:
         if geometry.tokens_per_frame % self.ulysses_degree:
             raise UnsupportedParallelismError(
                 f"size {geometry} has {geometry.tokens_per_frame} tokens per latent frame, which "
-                f"ulysses_degree {self.ulysses_degree} does not divide; choose another size or "
-                "degree"
+                f"ulysses_degree {self.ulysses_degree} does not divide; take another size or degree"
             )
 
 
@@ -266,11 +265,9 @@ class OmniDiffusionConfig:
         device: platform of the ranks.
         devices: comma-separated devices that the ranks may use, by the names that the device
             library understands; ``None`` for all visible ones.
-        geometry: size that is warmed up and that requests get when they name none; ``None``
-            derives the size from the picture.
+        geometry: size that is warmed up, and of requests that name none; ``None``: the picture's.
         enforce_eager: no compilation; always true where the platform cannot compile.
-        executor: ``inline`` (this process, one rank), ``mp`` (worker processes) or ``ray`` (actors
-            of a Ray cluster).
+        executor: ``inline`` (this process, one rank), ``mp`` (worker processes) or ``ray``.
         quantization: method and options of vLLM's linears, empty for none.
         action_root: trusted root of recorded camera paths.
         model_class_name: the model that the directory holds, where the deployment says so.
@@ -297,6 +294,9 @@ class OmniDiffusionConfig:
         "sessions open at once", "--max-num-seqs", aliases="max_batch_size")] = 1
     max_queued: Annotated[NotNegative, setting(
         "sessions that may wait for a place", "--max-queued")] = 16
+    encode_on: Annotated[Literal["api", "worker"], setting(
+        "what makes the H.264 of live worlds: the API process, or the root rank of each group",
+        "--encode-on")] = "api"
     flow_shift: Annotated[FlowShift | None, setting(
         "flow shift of the model; a request may override it", "--flow-shift",
         unsaid="the checkpoint's")] = None

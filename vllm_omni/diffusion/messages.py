@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
 from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.outputs.encoder_options import EncoderOptions
 
 
 class OutputKind(StrEnum):
@@ -78,6 +79,18 @@ CameraSource = RecordedCamera | ScriptedKeys | LiveCamera
 
 
 @dataclass(frozen=True, slots=True)
+class VideoSettings:
+    """How the root rank makes the H.264 of a session.
+
+    Attributes:
+        codec: FFmpeg's name of the encoder; libx264 stands in for one that does not open.
+    """
+
+    options: EncoderOptions
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionRequest:
     """A validated request for one session.
 
@@ -86,6 +99,8 @@ class SessionRequest:
         flow_shift: of this request, ``None`` for the model's.
         fps: playback rate in pixel frames per second; the time base of interactions.
         generator_device: where noise is drawn, ``None`` for the model's device.
+        video: of what is handed out in place of uint8 pixels, ``None`` for pixels; needs workers
+            that encode (``encode_on``).
     """
 
     prompt: TokenizedPrompt
@@ -99,6 +114,7 @@ class SessionRequest:
     flow_shift: float | None = None
     fps: float = 16.0
     generator_device: str | None = None
+    video: VideoSettings | None = None
 
     @property
     def geometry(self) -> VideoGeometry:
@@ -140,6 +156,8 @@ class ChunkTimings:
         condition_ms: of this chunk's, where it was made in this chunk, and of the next one's, where
             it was made beside the commit.
         commit_ms: until the commit forward was done, or queued where the device has a queue.
+        encode_ms: from pixels on the host to their video, where the root rank makes it; told with
+            the chunk alone.
     """
 
     condition_ms: float = 0.0
@@ -147,6 +165,7 @@ class ChunkTimings:
     probes_ms: float = 0.0
     decode_ms: float = 0.0
     commit_ms: float = 0.0
+    encode_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +173,8 @@ class ChunkResult:
     """One finished chunk, on the root rank.
 
     Attributes:
-        data: layout of the request's :class:`OutputKind`.
+        data: layout of the request's :class:`OutputKind`; for a request of video the bytes of a
+            fragmented MP4, uint8 ``[bytes]``, none if the encoder failed.
         ready_s: ``time.monotonic()`` when the pixels were there for the engine's process.
     """
 

@@ -126,7 +126,6 @@ class Replica:
                     )
                     scheduler.metrics.chunk_timed(self.number, timings)
                 case RestartTask(session, request):
-                    executor.close_session(session.session_id)
                     executor.open_session(session.session_id, request)
                     scheduler.restarted(task)
         except WorkerFailedError:

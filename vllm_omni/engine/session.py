@@ -331,7 +331,7 @@ class ChunkTask:
 
 @dataclass(frozen=True, slots=True)
 class RestartTask:
-    """Close a session on the workers and open it again with another request."""
+    """Begin a session on the workers anew with another request."""
 
     session: EngineSession
     request: SessionRequest

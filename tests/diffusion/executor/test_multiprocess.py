@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -18,7 +20,8 @@ from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor import multiprocess
 from vllm_omni.diffusion.executor.multiprocess import ChunkLimit, MultiprocExecutor
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
-from vllm_omni.diffusion.worker.process import WorkerMain
+from vllm_omni.diffusion.messages import ChunkTimings
+from vllm_omni.diffusion.worker.process import SharedChunk, WorkerMain
 from vllm_omni.errors import (
     WorkerFailedError,
 )
@@ -47,6 +50,16 @@ def worker_processes() -> list[psutil.Process]:
         for child in psutil.Process().children(recursive=True)
         if child.status() == psutil.STATUS_ZOMBIE or "forkserver" in "".join(child.cmdline())
     ]
+
+
+def test_pixels_were_ready_before_their_video():
+    made = MultiprocExecutor(tiny_config("mp"))
+    made._group = WorkerGroup(made._config)
+    slot = made._group._pixels.write(np.zeros(3, np.uint8))
+    timings, began_s = ChunkTimings(encode_ms=1e6), time.monotonic()
+    result = made._result(SharedChunk("a", 0, slot, "|u1", (3,), timings))
+    assert 0.0 <= result.ready_s + 1e3 - began_s <= time.monotonic() - began_s
+    made.shutdown()
 
 
 def test_nothing_is_left_of_a_group_that_lost_a_rank():

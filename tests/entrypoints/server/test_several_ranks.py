@@ -9,14 +9,14 @@ import psutil
 import pytest
 
 from tests.helpers.fixtures.carriers import KILLED, carrier, carrier_flags, raylets
-from tests.helpers.server import CPU_TINY, RealServer, real_server
+from tests.helpers.server import CPU_TINY, RealServer, real_server, tiny_server
 from tests.helpers.socket_client import picture_url, socket_client, start_message
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni import Omni
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-__all__ = ["carrier", "carrier_flags", "raylets"]
+__all__ = ["carrier", "carrier_flags", "raylets", "tiny_server"]
 
 pytestmark = [
     pytest.mark.core_model,
@@ -42,16 +42,16 @@ async def play(url: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def served_by_one() -> bytes:
+def served_by_one(tiny_server) -> bytes:
     """The stream of a server of one rank."""
-    with real_server() as server:
-        return asyncio.run(play(server.url))
+    return asyncio.run(play(tiny_server.url))
 
 
 @pytest.fixture(scope="module")
-def two_ranks(carrier_flags):
-    """A server of two ranks."""
-    with real_server("--ulysses-degree", "2", *carrier_flags) as server:
+def two_ranks(carrier, carrier_flags):
+    """A server of two ranks; where Ray carries them, they make the video, too."""
+    flags = ["--encode-on", "worker" if carrier == "ray" else "api"]
+    with real_server("--ulysses-degree", "2", *carrier_flags, *flags) as server:
         print(f"two ranks ready after {server.ready_s:.1f} s")
         yield server
 

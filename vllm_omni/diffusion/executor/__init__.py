@@ -26,7 +26,7 @@ class Executor(Protocol):
         ...
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
-        """Open a session on all ranks, or on none."""
+        """Open a session on all ranks, or on none; one that is open begins anew."""
         ...
 
     def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:

@@ -10,6 +10,7 @@ from vllm_omni.diffusion.messages import (
     GroupCapacity,
     SessionRequest,
 )
+from vllm_omni.diffusion.worker import worker_class
 from vllm_omni.diffusion.worker.process import prepare_environment
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.errors import ConfigError, WorkerFailedError
@@ -41,11 +42,11 @@ class InlineExecutor:
     def start(self) -> GroupCapacity:
         """Set the deployment's environment in this process, then load the model."""
         prepare_environment(self._config)
-        self._worker = Worker(self._config)
+        self._worker = worker_class(self._config)(self._config)
         return self._worker.capacity
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
-        """Open a session on the worker."""
+        """Open a session on the worker; one that is open begins anew."""
         self.worker.open_session(session_id, request)
 
     def run_chunk(self, plan: ChunkPlan, deliver: Callable[[ChunkResult], None]) -> ChunkTimings:

@@ -99,7 +99,7 @@ class MultiprocExecutor:
         return min(capacities, key=lambda rank: rank.num_pages)
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
-        """Open a session on all ranks, or on none."""
+        """Open a session on all ranks, or on none; one that is open begins anew."""
         self._command(OpenSession(session_id, request), f"opening session {session_id}")
         self._sizes[session_id] = (request.height, request.width)
 
@@ -232,7 +232,8 @@ class MultiprocExecutor:
         raise error
 
     def _result(self, chunk: SharedChunk) -> ChunkResult:
-        ready_s = time.monotonic()  # Here: the clock of another machine says nothing.
+        # From here: the clock of another machine says nothing.
+        ready_s = time.monotonic() - chunk.timings.encode_ms / 1000.0
         return ChunkResult(
             session_id=chunk.session_id,
             chunk_index=chunk.chunk_index,

@@ -32,6 +32,7 @@ from vllm_omni.diffusion.messages import (
     GroupCapacity,
     SessionRequest,
 )
+from vllm_omni.diffusion.worker import worker_class
 from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import apply_log_config, configure_logging, get_logger
 from vllm_omni.system_errors import is_refusal, sentence
@@ -86,7 +87,7 @@ class WorkerTask:
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """The command to open a session."""
+    """The command to open a session, or to begin one that is open anew."""
 
     session_id: str
     request: SessionRequest
@@ -277,12 +278,13 @@ def _load(task: WorkerTask, pipe: _ExitingPipe) -> Worker:
 
     from vllm_omni.diffusion.models.loader import loading_told
     from vllm_omni.diffusion.worker.link import tell_slow_link
-    from vllm_omni.diffusion.worker.worker import Worker
 
     torch.set_num_threads(max(1, torch.get_num_threads() // task.seat.num_neighbours))
     parallel = _join(task)
     with loading_told(lambda: pipe.send(Loading())):
-        worker = Worker(task.config, local_rank=task.seat.device_index, parallel=parallel)
+        worker = worker_class(task.config)(
+            task.config, local_rank=task.seat.device_index, parallel=parallel
+        )
     if parallel is not None and task.seat.num_neighbours < task.config.parallel.world_size:
         tell_slow_link(task.config, worker.pool.spec, parallel, worker.device)
     return worker

@@ -97,18 +97,16 @@ class Worker:
         )
 
     def open_session(self, session_id: str, request: SessionRequest) -> None:
-        """Open a session on all ranks, or on none.
+        """Open a session on all ranks, or on none; one that is open begins anew.
 
         Raises:
-            InternalError: if the id is taken; its session goes on.
             OutOfKVMemoryError: if its window does not fit.
             DeviceOutOfMemoryError: if memory ran out.
             SessionFailedError: if opening raised anything else.
             WorkerFailedError: if that left the device unusable.
             PeerRefusedError: if only other ranks refuse.
         """
-        if session_id in self.sessions:
-            self._agreement.confirm(InternalError(f"session {session_id} is already open"))
+        Worker.close_session(self, session_id)  # What a subclass holds for the session goes on.
         refusal = None
         try:
             with self._closing(session_id, f"opening session {session_id}"):

@@ -44,9 +44,9 @@ from vllm_omni.entrypoints.server.request_ids import name_request
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.steering import Steering
 from vllm_omni.entrypoints.server.tracing import NO_TRACE
+from vllm_omni.entrypoints.server.worker_video import LiveVideo
 from vllm_omni.errors import InvalidRequestError, OmniError, SessionClosedError, SessionFailedError
 from vllm_omni.inputs.request import RolloutRequest
-from vllm_omni.outputs.media import ChunkEncoder
 
 SESSION_PREFIX = "video_stream-"
 _MAX_PREPARING = 4
@@ -184,7 +184,7 @@ class RealtimeVideoSession:
 
     async def _stream(self, start: SessionStart, request: RolloutRequest) -> None:
         session = await self._state.session_request(start, request, self._request_id)
-        encoder = await self._state.encoder(session, start.encoder_options())
+        session, encoder = await self._state.live_video(session, start.encoder_options())
         try:
             options = SessionOptions(max_lead_ms=start.max_lead_ms, live=True)
             self._session_id = self._engine.open(
@@ -196,7 +196,7 @@ class RealtimeVideoSession:
         finally:
             encoder.close()
 
-    async def _handle_events(self, start: SessionStart, encoder: ChunkEncoder) -> None:
+    async def _handle_events(self, start: SessionStart, encoder: LiveVideo) -> None:
         """Tell the client of one event after another; the next one is made ready meanwhile.
 
         So no pixels wait for a client that does not read, which are ten times their video.
@@ -211,7 +211,7 @@ class RealtimeVideoSession:
         finally:
             upcoming.cancel()
 
-    async def _next_event(self, encoder: ChunkEncoder) -> _Ready:
+    async def _next_event(self, encoder: LiveVideo) -> _Ready:
         event = await self._events.get()
         if not isinstance(event, ChunkReady):
             return _Ready(event)
@@ -252,7 +252,7 @@ class RealtimeVideoSession:
                 if self._session_id is not None:
                     self._engine.delivered(self._session_id)
 
-    async def _finish(self, ended: Ended, encoder: ChunkEncoder) -> None:
+    async def _finish(self, ended: Ended, encoder: LiveVideo) -> None:
         if ended.reason is EndReason.FAILED and ended.error is not None and not self._stopped:
             raise ended.error
         trailer = await self._state.in_thread(encoder.finish)

@@ -6,17 +6,18 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_FRAMES, chunk_play_ms
-from vllm_omni.diffusion.messages import SessionRequest, SourceImage
+from vllm_omni.diffusion.messages import SessionRequest, SourceImage, VideoSettings
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.protocol import Capabilities
 from vllm_omni.entrypoints.server.start import NAMES, SessionStart
 from vllm_omni.entrypoints.server.tracing import NO_TRACES, Traces
+from vllm_omni.entrypoints.server.worker_video import LiveVideo, WorkerVideo
 from vllm_omni.inputs.door import Door
 from vllm_omni.inputs.interaction import ControlEvent, Interaction, control_event
 from vllm_omni.inputs.request import RolloutRequest
@@ -102,6 +103,15 @@ class ServerState:
         """Begin the video of a session."""
         size, codec = (session.width, session.height), self.config.video_encoder
         return await self.in_thread(ChunkEncoder, *size, session.fps, options, codec)
+
+    async def live_video(
+        self, session: SessionRequest, options: EncoderOptions
+    ) -> tuple[SessionRequest, LiveVideo]:
+        """Begin the video of a live world, on its worker where that encodes; what to open then."""
+        if self.client.deployment.config.encode_on == "api":
+            return session, await self.encoder(session, options)
+        video = VideoSettings(options, self.config.video_encoder)
+        return replace(session, video=video), WorkerVideo()
 
     def capabilities(self) -> Capabilities:
         """What this server can do."""
