@@ -70,6 +70,7 @@ async def lose_one_of_three(
     return survivors
 
 
+@pytest.mark.advanced_model
 async def test_one_replica_becomes_three_under_load_and_one_again_and_a_loss_stays_at_home():
     flags = ("--max-replicas", "3", "--max-num-seqs", "1", "--elastic-idle-s", "2")
     with real_server(*flags) as server:

@@ -45,6 +45,7 @@ def served(tmp_path_factory):
         return path.read_text(), server.log
 
 
+@pytest.mark.advanced_model
 def test_the_file_holds_what_the_screen_shows(served):
     file, screen = served
     # Lines of several processes may change places between the two.

@@ -67,6 +67,7 @@ def ranks_of(server: RealServer, carrier: str) -> list[psutil.Process]:
     return sorted((process for process in forks if process.pid not in parents), key=lambda p: p.pid)
 
 
+@pytest.mark.advanced_model
 async def test_the_stream_is_that_of_one_rank(two_ranks, carrier, served_by_one):
     # Bitwise: the same pixels give the same bytes.
     assert len(ranks_of(two_ranks, carrier)) == 2
