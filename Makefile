@@ -172,7 +172,8 @@ $(RAY_STAMP): tests/ray/requirements.txt $(DEV_STAMP)
 	@touch $@
 
 # On Ray alone what `make test` runs on processes: the battery of executors, and whole servers.
-RAY_PYTEST = $(RAY_VENV)/bin/python -m pytest -W default -k ray -o python_files='test_*.py check_*.py'
+RAY_PYTEST = $(RAY_VENV)/bin/python -m pytest -W default -k ray --run-level advanced_model \
+  -o python_files='test_*.py check_*.py'
 test-ray check-ray: export RAY_USAGE_STATS_ENABLED = 0
 test-ray: $(RAY_STAMP)
 	$(RAY_PYTEST) tests/diffusion/executor/test_executors.py \

@@ -77,7 +77,10 @@ class Tree:
             command = ["-m", "tests.golden.replay", str(folder), "--set", name, "--fail-fast"]
             pattern = _FAILED_REPLAY
         else:
-            command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", check]
+            command = [
+                *("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"),
+                *("--run-level", "advanced_model", check),
+            ]
             pattern = _FAILED_TEST
         done = self._run(command)
         if done is None:
