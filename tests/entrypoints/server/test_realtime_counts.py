@@ -81,9 +81,7 @@ class TestSessions:
         def broken(*_: object) -> bytes:
             raise ZeroDivisionError("secret")
 
-        monkeypatch.setattr(
-            "vllm_omni.entrypoints.server.realtime_video.ChunkEncoder.encode", broken
-        )
+        monkeypatch.setattr("vllm_omni.outputs.media.ChunkEncoder.encode", broken)
         async with socket_client(server.url) as client:
             await client.say(ENDLESS)
             await client.error()

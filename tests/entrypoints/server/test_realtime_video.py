@@ -272,9 +272,7 @@ class TestEnd:
         def broken(*_: object) -> bytes:
             raise ZeroDivisionError("secret detail")
 
-        monkeypatch.setattr(
-            "vllm_omni.entrypoints.server.realtime_video.ChunkEncoder.encode", broken
-        )
+        monkeypatch.setattr("vllm_omni.outputs.media.ChunkEncoder.encode", broken)
         async with socket_client(server.url) as client:
             await client.say(start_message())
             await client.expect("video.start")
