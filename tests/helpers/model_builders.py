@@ -82,9 +82,10 @@ def small_transformer(
     backend: AttentionBackend | None = None,
     dtype: torch.dtype = torch.float32,
     parallel: ParallelState | None = None,
+    parts: LayerParts | None = None,
 ) -> CausalLingBotWorldTransformer3DModel:
     """A transformer filled with :func:`weights_of`, or one rank's share of it."""
-    parts = transformer_parts(config, backend=backend, dtype=dtype, parallel=parallel)
+    parts = parts or transformer_parts(config, backend=backend, dtype=dtype, parallel=parallel)
     with no_weights():
         model = CausalLingBotWorldTransformer3DModel(parts)
     materialize(model, CPU)

@@ -257,6 +257,21 @@ _RANKS = (
         "        inside = frames.shape[2] - 2",
     ),
     _mutant(
+        "an encoder that halves a frame sees columns beyond it",
+        f"{_MODEL_TESTS}/vae/test_spatial_shard.py"
+        "::test_the_next_column_is_the_neighbours_and_columns_beyond_the_frame_are_zeros",
+        f"{MODEL}/vae/spatial_shard.py",
+        "        inside = self._columns_inside(width)",
+        "        inside = width",
+    ),
+    _mutant(
+        "a rank beyond the frame sees its own columns",
+        f"{_MODEL_TESTS}/vae/test_spatial_shard.py::test_a_rank_wholly_beyond_the_frame_sees_zeros",
+        f"{MODEL}/vae/spatial_shard.py",
+        "max(0, frame_width - self.exchange.rank * slab_width)",
+        "frame_width - self.exchange.rank * slab_width",
+    ),
+    _mutant(
         "the root forgets its own columns",
         f"{_MODEL_TESTS}/test_lingbot_pixel_gather.py"
         "::test_every_mode_gives_the_bytes_of_the_definition",

@@ -3,6 +3,7 @@
 Bitwise: when a message arrives changes nothing, and neither do products that are made apart.
 """
 
+import shutil
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,10 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.helpers.distributed import run_ranks
-from tests.helpers.model_builders import SMALL_MODEL, ModelRollout, small_transformer
+from tests.helpers.model_builders import (
+    SMALL,
+    SMALL_MODEL,
+    ModelRollout,
+    small_transformer,
+    transformer_parts,
+)
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.layers.linear import QKVParallelLinear
+from vllm_omni.diffusion.models.lingbot_world.load import uncompiled
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
 
@@ -79,3 +87,31 @@ def test_queries_are_made_while_keys_and_values_travel():
     for found, order in made:
         assert order == [*(attended * layers), *commit] * CHUNKS
         assert all(map(torch.equal, found, expected))
+
+
+def compiled_flows(state: ParallelState) -> tuple[list[Tensor], list[int]]:
+    """Flows of compiled blocks, and the graphs that there were after each chunk."""
+    from torch._dynamo.utils import counters
+
+    made, graphs = [], []
+    parts = uncompiled(transformer_parts(SMALL_MODEL, parallel=state))
+    with torch.inference_mode():
+        rollout = ModelRollout(small_transformer(parts=parts))
+        rollout.model.compile_blocks(rollout.model.chunk_tokens(SMALL))
+        for chunk in range(CHUNKS):
+            made.append(rollout.probe(chunk).clone())
+            rollout.commit(chunk)
+            graphs.append(counters["stats"]["unique_graphs"])
+    return made, graphs
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++")
+def test_compiled_ranks_are_within_1e_5_of_one_eager_rank():
+    """Fused kernels round in another order. One compilation serves every chunk."""
+    expected = flows(ParallelState())
+    two = DiffusionParallelConfig(ulysses_degree=2)
+    for made, graphs in run_ranks(compiled_flows, parallel=two, timeout_s=300.0):
+        assert len(set(graphs)) == 1 <= graphs[0]
+        for found, wanted in zip(made, expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)

@@ -177,6 +177,25 @@ def test_borders_are_the_neighbours_and_columns_beyond_the_frame_are_zeros():
     assert bordered(first, frame_of(1, 2, 3, 4)) == [0, 1, 2, 3, 4, 7]
 
 
+def test_the_next_column_is_the_neighbours_and_columns_beyond_the_frame_are_zeros():
+    """The same columns; the row below is zeros."""
+    slab, neighbour = frame_of(1, 2, 3, 4), frame_of(8.0)
+    for rank, right, expected in (
+        (0, neighbour, [1, 2, 3, 4, 8]),
+        (2, None, [1, 2, 0, 0, 0]),
+    ):
+        made = ColumnShard(Recorded(rank, 3, None, right), 5).right_and_below(slab)
+        assert columns_of(made) == expected
+        assert columns_of(made[:, 1:]) == [0] * 5
+
+
+def test_a_rank_wholly_beyond_the_frame_sees_zeros():
+    """Five latent columns on four ranks: the third ends them with one of its two."""
+    shard = ColumnShard(Recorded(3, 4, frame_of(7.0), None), 5)
+    assert bordered(shard, frame_of(1, 2, 3, 4)) == [7, 0, 0, 0, 0, 0]
+    assert columns_of(shard.right_and_below(frame_of(1, 2, 3, 4))) == [0] * 5
+
+
 def test_own_and_gather_undo_each_other_up_to_the_padding():
     shard = ColumnShard(Recorded(1, 3, None, None), 5)
     assert columns_of(shard.own(frame_of(1, 2, 3, 4, 5))) == [3, 4]
