@@ -9,6 +9,7 @@ from prometheus_client import generate_latest
 
 from tests.helpers.engine_bench import Bench, Reader, wait_until
 from tests.helpers.fake_executor import FakeExecutor
+from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.engine.metrics import REFUSALS, EngineMetrics
 from vllm_omni.engine.session import ChunkReady, Opened, SessionOptions, StopCause
 from vllm_omni.errors import SessionFailedError, WorkerFailedError
@@ -98,6 +99,14 @@ class TestCounts:
             ("failed", "stage_error"), ("failed", "unknown"),
             *(("refused", reason) for reason in REFUSALS),
         }  # fmt: skip
+
+    def test_the_attention_kernel_is_that_of_the_newest_workers(self):
+        metrics = EngineMetrics("m")
+        for kernel in ("flash", "cudnn"):
+            metrics.group_ready(0, GroupCapacity(1, 1, 1, 1, 1, attention_kernel=kernel))
+        text = generate_latest(metrics.registry).decode()
+        shown = re.findall(r'attention_kernel{[^}]*kernel="(\w+)"[^}]*} (\S+)', text)
+        assert shown == [("cudnn", "1.0")]
 
 
 class TestLog:
