@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.helpers.server import ROOT
 from vllm_omni.entrypoints.cli.main import dispatch
 from vllm_omni.errors import ConfigError
 from vllm_omni.tools.capacity.plan import Demands, make_plan, simulate_plan
@@ -25,6 +26,21 @@ def test_ten_thousand_viewers():
     assert plan.cold_start_tbyte == pytest.approx(37.6, rel=1e-2)
     assert plan.cold_start_gbyte_per_s == pytest.approx(62.7, rel=1e-2)
     assert plan.chunk_bound_ms == pytest.approx(375.8, rel=1e-3)
+
+
+def test_the_page_shows_what_the_command_says():
+    page = (ROOT / "docs/scaling.md").read_text()
+    _, _, after = page.partition("| viewers | places |")
+    rows = [line.strip("| ").split(" | ") for line in after.partition("\n\n")[0].splitlines()[2:]]
+    assert len(rows) == 5
+    for viewers, *shown in rows:
+        plan = make_plan(Demands(int(viewers.replace(",", ""))))
+        counts = (plan.places, plan.groups, plan.gpus, plan.pods, plan.cells)
+        assert shown == [
+            *(f"{count:,}" for count in counts),
+            *(f"{plan.video_gbit_per_s:g}", f"{plan.proxy_cores:.2f}", f"{plan.h264_cores:.1f}"),
+            f"{plan.cold_start_tbyte:.2f}",
+        ]
 
 
 def test_a_chunk_in_half_the_time_halves_the_gpus_and_one_a_little_faster_does_not():

@@ -222,27 +222,33 @@ def table(demands: Demands, plan: Plan) -> str:
         (
             "places",
             f"{plan.places}; {plan.waiting_share:.1%} of newcomers find none free, "
-            f"the mean wait of all is {plan.mean_wait_s:.1f} s",
+            f"the mean wait of all is {_figure(plan.mean_wait_s)} s",
         ),
         ("groups (replicas)", f"{plan.groups}"),
-        ("GPUs", f"{plan.gpus}, {plan.gpus_per_viewer:.2f} a viewer"),
+        ("GPUs", f"{plan.gpus}, {_figure(plan.gpus_per_viewer)} a viewer"),
         ("machines", f"{plan.machines} of {demands.gpus_per_machine} GPUs"),
-        ("pods", f"{plan.pods} of {plan.groups_per_pod} groups"),
+        ("pods", f"{plan.pods} of {plan.groups_per_pod} groups at most"),
         ("cells", f"{plan.cells} of {MACHINES_A_CELL} machines at most"),
-        ("arrivals", f"{plan.arrivals_per_s:.2f} a second"),
-        ("chunks of all viewers", f"{plan.chunks_per_s:.1f} a second"),
-        ("video", f"{plan.video_gbit_per_s:.2f} Gbit/s"),
-        ("proxy", f"{plan.proxy_cores:.2f} cores"),
-        ("H.264 in the API processes", f"{plan.h264_cores:.1f} cores"),
+        ("arrivals", f"{_figure(plan.arrivals_per_s)} a second"),
+        ("chunks of all viewers", f"{_figure(plan.chunks_per_s)} a second"),
+        ("video", f"{_figure(plan.video_gbit_per_s)} Gbit/s"),
+        ("proxy", f"{_figure(plan.proxy_cores)} cores"),
+        ("H.264 of all viewers", f"{_figure(plan.h264_cores)} cores"),
         (
             f"cold start of {demands.growth_share:.0%} more in {demands.growth_minutes:g} min",
-            f"{plan.cold_start_tbyte:.2f} TB of weights, {plan.cold_start_gbyte_per_s:.2f} GB/s",
+            f"{_figure(plan.cold_start_tbyte)} TB of weights, "
+            f"{_figure(plan.cold_start_gbyte_per_s)} GB/s",
         ),
-        ("lost GPUs", f"{plan.gpu_failures_per_hour:.3f} an hour"),
+        ("lost GPUs", f"{_figure(plan.gpu_failures_per_hour)} an hour"),
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+
+
+def _figure(value: float) -> str:
+    """Three digits that matter, and all before the point."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def waits_line(policy: Policy, waits: Waits) -> str:
