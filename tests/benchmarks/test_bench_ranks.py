@@ -15,7 +15,7 @@ def test_exchanges_of_two_ranks():
     )  # fmt: skip
     ranks = measure(options)["ranks"]
     assert ranks["chunks"] == 2
-    assert ranks["exchanges_per_chunk"] == ranks["exchanges_per_chunk_formula"] == 33
+    assert ranks["exchanges_per_chunk"] == ranks["exchanges_per_chunk_formula"] == 47
     assert ranks["sent_bytes_per_chunk"] == ranks["sent_bytes_per_chunk_formula"] > 0
     assert 0 < ranks["exchange_share_of_transformer_time"] < 1
     assert ranks["chunk_ms"] > ranks["exchange_ms_per_chunk"] > 0

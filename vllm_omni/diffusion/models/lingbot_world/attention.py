@@ -38,7 +38,8 @@ class TextKV:
     value: Float[Tensor, "text_tokens heads head_dim"]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: of frozen ones torch 2.11 compiles for the types of all fields, other plans anew.
+@dataclass(slots=True)
 class LayerWindow:
     """The KV window of one layer during one chunk: pages and the chunk's place in them."""
 
