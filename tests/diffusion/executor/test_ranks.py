@@ -114,7 +114,7 @@ def test_the_executor_reports_the_exchanges_of_its_root(group):
     before = group.traffic()
     make_rollout(group, small_request(num_chunks=2))
     after = group.traffic()
-    per_chunk = 4 * (2 * LAYERS + 1) + 2 * LAYERS - 1
+    per_chunk = 4 * (3 * LAYERS + 1) + 3 * LAYERS - 2
     assert after.total.calls - before.total.calls == 2 * per_chunk
     assert after.gather.calls - before.gather.calls == 2 * 4
     assert after.total.sent_bytes > before.total.sent_bytes
