@@ -178,7 +178,8 @@ test-ray check-ray: export RAY_USAGE_STATS_ENABLED = 0
 test-ray: $(RAY_STAMP)
 	$(RAY_PYTEST) tests/diffusion/executor/test_executors.py \
 	  'tests/diffusion/executor/test_groups.py::test_a_killed_rank_is_named_and_a_new_group_is_right[ray-0]' \
-	  tests/entrypoints/server/test_several_ranks.py tests/entrypoints/server/test_drain.py
+	  tests/entrypoints/server/test_several_ranks.py tests/entrypoints/server/test_drain.py \
+	  tests/ray/check_token.py::test_on_ray_an_address_where_nobody_answers_is_refused_at_once
 
 # All that runs on both, and lost machines, a frozen one, a lost head, overhead: takes longer.
 check-ray: $(RAY_STAMP)

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
+from tests.helpers.fake_checkpoint import write_fake_checkpoint
 from tests.helpers.http_server import NAME, tiny_deployment
+from vllm_omni.config.resolve import resolve
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.entrypoints.cli.flags import FLAGS
@@ -108,6 +110,23 @@ def test_modules_to_run_exist(page):
     text = page.read_text()
     modules = set(re.findall(r"python -m ((?:vllm_omni|benchmarks)[\w.]*)", text))
     assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+
+
+DEPLOY_FILES = [
+    block
+    for page in PAGES
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    if "stages:" in block
+]
+
+
+@pytest.mark.parametrize("text", DEPLOY_FILES)
+def test_a_deploy_file_of_a_page_is_one_of_the_server(text, tmp_path):
+    file = tmp_path / "deploy.yaml"
+    file.write_text(text.replace("backend: ray", "backend: mp"))  # Ray may not be installed here.
+    model = write_fake_checkpoint(tmp_path / "model", heads=40)
+    config = resolve(str(model), deploy_config=file, platform="cuda", visible_devices=8).config
+    assert config.parallel.world_size == 4
 
 
 SERVER_PAGES = [page for page in PAGES if page in {HTTP_PAGE, RECIPE} or page.name == "web_page.md"]

@@ -1,4 +1,4 @@
-"""A cluster with a token: who has it joins, who has another or none is told what to set."""
+"""Who joins a cluster: not who lacks its token, and nobody where there is none; told at once."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.helpers.server import ROOT
+from tests.helpers.server import ROOT, free_port
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu, pytest.mark.timing]
 
@@ -62,17 +62,29 @@ def address(folder):
     ],
 )
 def test_on_ray_who_has_no_token_of_the_cluster_is_refused(folder, address, mode, token, joins):
-    joining = subprocess.run(
+    joining = join(address, environment(mode, folder / token))
+    assert (joining.returncode == 0) == joins
+    assert joins or refusal(joining).endswith("RAY_AUTH_TOKEN_PATH)")
+
+
+def test_on_ray_an_address_where_nobody_answers_is_refused_at_once():
+    joining = join(f"127.0.0.1:{free_port()}", dict(os.environ))
+    assert "Connection refused" in refusal(joining)
+
+
+def join(address: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", JOIN, address],
         cwd=ROOT,
-        env=environment(mode, folder / token),
+        env=env,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert (joining.returncode == 0) == joins
-    last = (joining.stderr.strip().splitlines() or [""])[-1]
-    assert joins or (
-        "ConfigError: no Ray cluster" in last and last.endswith("RAY_AUTH_TOKEN_PATH)")
-    )
+
+
+def refusal(joining: subprocess.CompletedProcess[str]) -> str:
+    last = joining.stderr.strip().splitlines()[-1]
+    assert "ConfigError: no Ray cluster" in last
+    return last

@@ -8,6 +8,7 @@ whole, and the supervisor makes the next one. Imported only where Ray is chosen;
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -47,6 +48,8 @@ logger = get_logger(__name__)
 _DEVICES: Mapping[str, dict[str, float]] = {"cpu": {}, "cuda": {"GPU": 1}, "npu": {"NPU": 1}}
 _LOOK_S = 0.5
 """How often a wait looks whether the group was killed: Ray's head, which tells, may be lost."""
+_ANSWER_S = 10.0
+"""How long the head of a cluster may take to answer; Ray itself asks for a quarter of an hour."""
 _NODE_LABEL = "ray.io/node-id"
 
 
@@ -67,10 +70,13 @@ def connect(address: str) -> None:
     if ray.is_initialized():
         return
     before = signal.getsignal(signal.SIGTERM)
+    host, _, port = address.rpartition(":")
     try:
+        if port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
         # Lines of JSON would not be lines of JSON with the name of a rank before them.
         ray.init(address=address, configure_logging=False, log_to_driver=not logs_json())
-    except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
+    except (OSError, OverflowError, RuntimeError, ValueError, AuthenticationError) as error:
         raise ConfigError(
             f"no Ray cluster at ray_address {address!r} that this machine is part of "
             f"({_words(error)}); start one here with `ray start`, and give this process the "
