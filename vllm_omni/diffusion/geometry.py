@@ -71,7 +71,7 @@ def chunk_pixel_frames(chunk_index: int) -> int:
     return FIRST_CHUNK_PIXEL_FRAMES if chunk_index == 0 else CHUNK_PIXEL_FRAMES
 
 
-def chunk_play_ms(fps: float) -> float:
+def chunk_play_ms(fps: float | int) -> float:
     """Milliseconds that a viewer watches a chunk of 12 pixel frames; 750 at the model's 16 fps."""
     return CHUNK_PIXEL_FRAMES / fps * 1000.0
 
