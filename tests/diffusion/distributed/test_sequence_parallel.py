@@ -51,7 +51,7 @@ SMALL, WIDE = VideoGeometry(64, 96), VideoGeometry(96, 160)
     ("ranks", "size"),
     [
         (2, SMALL),
-        (4, SMALL),
+        pytest.param(4, SMALL, marks=pytest.mark.advanced_model),
         pytest.param(2, WIDE, marks=pytest.mark.advanced_model),
         pytest.param(4, WIDE, marks=pytest.mark.advanced_model),
     ],

@@ -82,6 +82,7 @@ def test_float_pixels(parallel, size, tolerance):
         torch.testing.assert_close(chunk, single, rtol=0, atol=tolerance)
 
 
+@pytest.mark.advanced_model
 def test_whole_frames_on_the_root_alone_when_sharding_is_off():
     # Bitwise: nothing of the decode is exchanged.
     config = replace(tiny_config("mp", parallel=TWO, geometry=ODD), vae_spatial_sharding=False)
@@ -115,6 +116,7 @@ def decoder_states(state: ParallelState, config) -> tuple[bool, int, int]:
     return decoder is not None, held, worker.pipeline.model.output.decoder_bytes(EVEN)
 
 
+@pytest.mark.advanced_model
 def test_only_the_roots_group_decodes():
     parallel = DiffusionParallelConfig(tensor_parallel_size=2, ulysses_degree=2)
     whole = decoder_states(ParallelState(), tiny_config(geometry=EVEN))

@@ -53,6 +53,7 @@ def assert_same_pixels(made, expected, group):
         assert (apart > 0).mean() < 1e-3
 
 
+@pytest.mark.advanced_model
 def test_rolling_window_and_a_moving_prompt(one, group):
     request = small_request(num_chunks=8)
     expected = make_rollout(one, request, prompts=PROMPTS)
@@ -80,6 +81,7 @@ def test_interleaved_sessions_do_not_meet(one, group):
         assert_same_pixels(made[name], expected[name], group)
 
 
+@pytest.mark.advanced_model
 def test_leaving_early_gives_everything_back(one, group):
     for attempt in range(3):
         for name in ("a", "b"):

@@ -108,6 +108,7 @@ class TestWorkerDies:
 
 
 class TestShutdown:
+    @pytest.mark.advanced_model
     async def test_sigterm_in_a_session_and_with_a_client_that_does_not_read(self):
         with real_server("--max-num-seqs", "2") as server:
             async with (

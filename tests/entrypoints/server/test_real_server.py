@@ -121,6 +121,7 @@ async def test_a_reset_world_is_a_fresh_one(tiny_server):
     assert np.abs(first - frames_of(client.video)[:33]).mean() > 10.0
 
 
+@pytest.mark.advanced_model
 async def test_two_servers_give_the_same_bytes(tiny_server):
     with real_server() as other:
         ours, theirs = await asyncio.gather(

@@ -69,7 +69,7 @@ def encoded(latent_width: int, columns: Columns) -> tuple[Tensor, EncoderState]:
     return torch.cat([first, second], dim=1), state
 
 
-@pytest.fixture(scope="module", params=sorted(LATENT_WIDTHS))
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.advanced_model)])
 def sharded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[int, Case]]:
