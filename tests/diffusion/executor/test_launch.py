@@ -143,7 +143,7 @@ def running(body: str, folder: Path, *preloaded: str) -> Iterator[subprocess.Pop
 
 
 def assert_ended(*pids: str) -> None:
-    running = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
+    running = [process for process in psutil.process_iter() if process.pid in set(map(int, pids))]
     _, alive = psutil.wait_procs(running, timeout=PATIENCE_S)
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive), alive
 

@@ -164,7 +164,7 @@ def test_no_worker_outlives_its_parent(ending, tmp_path):
         if "sleep" in ending:
             parent.kill()
         parent.wait(30)
-    ranks = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
+    ranks = [process for process in psutil.process_iter() if process.pid in set(map(int, pids))]
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert not alive
     assert not Path(os.fsdecode(meeting_place)).exists()
