@@ -33,7 +33,7 @@ def test_a_newcomer_needs_two_commands():
 
 
 def test_ci_runs_the_test_command_of_the_readme():
-    assert "\nexec make test RUN_LEVEL=advanced_model\n" in (ROOT / ".ci" / "run").read_text()
+    assert "\nexec make test\n" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_readme_is_short():
