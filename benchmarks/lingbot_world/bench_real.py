@@ -27,7 +27,7 @@ from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
-from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts, attend_window
+from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
 from vllm_omni.diffusion.models.lingbot_world.chunk import (
     COMMIT_TIMESTEP,
@@ -295,8 +295,7 @@ class RealBench:
             backend=self.backend,
             tensor_parallel=SINGLE,
             exchange=UlyssesExchange(SINGLE),
-            attend=torch.compiler.disable(attend_window),
-        )
+        ).around_the_compiler()
         with no_weights():
             model = CausalLingBotWorldTransformer3DModel(parts)
         self._fill(model)

@@ -47,14 +47,10 @@ from benchmarks.lingbot_world.roofline_vae import Vae, fused_bytes
 from benchmarks.lingbot_world.silent_ranks import SilentExchange, SilentGroup, SilentHalo
 from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.data import KVCacheConfig
-from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, TrafficKind
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
-from vllm_omni.diffusion.models.lingbot_world.attention import (
-    LayerParts,
-    attend_window,
-)
+from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.camera import MOVE_STEP, RayView
 from vllm_omni.diffusion.models.lingbot_world.chunk import (
     COMMIT_TIMESTEP,
@@ -113,9 +109,8 @@ def count_transformer(
         config=config, dtype=torch.bfloat16, linear=PlainLinearMethod(),
         product_with_gelu=GeluLinearMethod() if compiled else None,
         backend=PlannedAttention() if compiled else create_attention_backend("sdpa"),
-        tensor_parallel=SINGLE, exchange=exchange, attend=torch.compiler.disable(attend_window),
-        send=torch.compiler.disable(UlyssesExchange.tokens_to_heads),
-    )  # fmt: skip
+        tensor_parallel=SINGLE, exchange=exchange,
+    ).around_the_compiler()  # fmt: skip
     with META:
         model = CausalLingBotWorldTransformer3DModel(parts)
     if compiled:

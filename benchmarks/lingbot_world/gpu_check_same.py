@@ -17,7 +17,6 @@ from vllm_omni.diffusion.models.lingbot_world.attention import (
     EAGER,
     LayerParts,
     PostAttention,
-    attend_window,
 )
 from vllm_omni.diffusion.models.lingbot_world.chunk import (
     COMMIT_TIMESTEP,
@@ -73,9 +72,8 @@ class SmallWorld:
             backend=create_attention_backend(backend),
             tensor_parallel=SINGLE,
             exchange=UlyssesExchange(SINGLE),
-            attend=torch.compiler.disable(attend_window),
             post_attention=post,
-        )
+        ).around_the_compiler()
         with no_weights():
             self.transformer = CausalLingBotWorldTransformer3DModel(parts)
             self.vae = WanVAE(scale.vae).to(dtype)

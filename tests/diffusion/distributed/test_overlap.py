@@ -22,7 +22,6 @@ from tests.helpers.model_builders import (
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.layers.linear import QKVParallelLinear
-from vllm_omni.diffusion.models.lingbot_world.load import uncompiled
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
 
@@ -94,7 +93,7 @@ def compiled_flows(state: ParallelState) -> tuple[list[Tensor], list[int]]:
     from torch._dynamo.utils import counters
 
     made, graphs = [], []
-    parts = uncompiled(transformer_parts(SMALL_MODEL, parallel=state))
+    parts = transformer_parts(SMALL_MODEL, parallel=state).around_the_compiler()
     with torch.inference_mode():
         rollout = ModelRollout(small_transformer(parts=parts))
         rollout.model.compile_blocks(rollout.model.chunk_tokens(SMALL))

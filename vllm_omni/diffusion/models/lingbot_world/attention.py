@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -243,6 +243,11 @@ class LayerParts:
         """Factor of the attention scores, ``1 / sqrt(head_dim)``."""
         return self.config.attention_head_dim**-0.5
 
+    def around_the_compiler(self) -> LayerParts:
+        """Make the compiler leave exchanges and the attention to the window alone."""
+        disable = torch.compiler.disable
+        return replace(self, send=disable(self.send), attend=disable(self.attend))
+
     def heads(self, x: Float[Tensor, "tokens local_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
         """View the features of each token as those of one head after another."""
         return x.unflatten(-1, (-1, self.config.attention_head_dim))
@@ -333,9 +338,8 @@ class CrossAttention(nn.Module):
 
     def text_kv(self, text: Float[Tensor, "text_tokens dim"]) -> TextKV:
         """Compute keys and values of an embedded prompt; once per prompt is enough."""
-        return TextKV(
-            key=self.parts.heads(self.norm_k(self.k(text))), value=self.parts.heads(self.v(text))
-        )
+        key, value = self.norm_k(self.k(text)), self.v(text)
+        return TextKV(key=self.parts.heads(key), value=self.parts.heads(value))
 
     def forward(self, x: Float[Tensor, "tokens dim"], text: TextKV) -> Float[Tensor, "tokens dim"]:
         """Attend to the prompt; every token stays on its rank."""

@@ -318,13 +318,7 @@ def layer_parts(
             config, platform, dim=model.dim, parallel=parallel, device=device
         ),
     )
-    return parts if config.enforce_eager else uncompiled(parts)
-
-
-def uncompiled(parts: LayerParts) -> LayerParts:
-    """Make the compiler leave exchanges and the attention to the window alone."""
-    disable = torch.compiler.disable
-    return replace(parts, send=disable(parts.send), attend=disable(parts.attend))
+    return parts if config.enforce_eager else parts.around_the_compiler()
 
 
 def checked_backend(
