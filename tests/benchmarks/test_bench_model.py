@@ -81,6 +81,7 @@ def test_full_scale_is_the_released_model():
     assert str(scale.geometry) == "832x480"
 
 
+@pytest.mark.advanced_model
 def test_fresh_processes_report_their_own_costs():
     """The ceilings are three times the goal or more; what matters is that torch stays out."""
     costs = import_costs(1)

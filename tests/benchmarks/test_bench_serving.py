@@ -61,6 +61,7 @@ def test_frames_move():
     assert (frames[1, :, :-3] == frames[0, :, 3:]).all()
 
 
+@pytest.mark.advanced_model
 def test_a_short_run_prints_every_figure(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     output = tmp_path / "figures.json"

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECKS = Path(__file__).with_name("check_npu.py")
 
 pytestmark = [
-    pytest.mark.core_model,
+    pytest.mark.advanced_model,
     pytest.mark.diffusion,
     pytest.mark.cpu,
     pytest.mark.skipif(

@@ -50,6 +50,7 @@ def rounding(rolled):
 
 
 @pytest.mark.cpu
+@pytest.mark.advanced_model
 def test_a_rollout_beside_another_size_is_the_rollout_alone(rolled):
     """Bitwise; it also shows on the CPU that the program of the tests below runs."""
     together = rolled(SIZE, OTHER, device="cpu", dtype="float32")
