@@ -42,9 +42,8 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
     ChunkContext,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
-from vllm_omni.diffusion.models.lingbot_world.vae.fused import fuse_norms
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
-from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE, fuse_norms
 from vllm_omni.diffusion.models.loader import materialize, no_weights
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.platforms import create_platform
@@ -210,7 +209,7 @@ class RealBench:
         """Decode of a later chunk and its conversion to bytes."""
         vae = self.build_vae()
         latents = torch.randn(16, *self._latent_size(), device=self.device)
-        _, state = vae.decode(latents, DecoderState.fresh())
+        _, state = vae.decode(latents, DecoderState())
         video, state = vae.decode(latents, state)
         ms = self.clock.median(lambda: vae.decode(latents, state), max(3, self.scale.repeats // 4))
         counted = count_decode(

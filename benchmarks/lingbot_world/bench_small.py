@@ -134,7 +134,7 @@ def _decode(
         vae = WanVAE(config, conv_path=path)
         load_weights(model / "vae", weight_targets(vae))
         vae.requires_grad_(requires_grad=False).to(clock.device).prepare()
-        _, state = vae.decode(latents, DecoderState.fresh())
+        _, state = vae.decode(latents, DecoderState())
         video, state = vae.decode(latents, state)
         measured[f"{path}_ms"] = clock.median(lambda: vae.decode(latents, state), 5)  # noqa: B023
     ratio = measured["auto_ms"] / measured["conv3d_ms"]

@@ -62,8 +62,7 @@ from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME
-from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, ColumnShard
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
@@ -160,13 +159,13 @@ def count_vae(ranks: int, *, fused: bool = False) -> PartKernels:
         vae.prepare()
     vae.fuse_norms(planned_norm_silu if fused else None)
     sides = geometry.latent_height, geometry.latent_width
-    shard = ColumnShard(SilentHalo(1, ranks), geometry.latent_width)
+    shard = ColumnShard(SilentHalo(SilentGroup(1, ranks, None)), geometry.latent_width)
     columns = WHOLE_FRAME if ranks == 1 else shard
     latents = torch.empty(scale.vae.z_dim, LATENT_FRAMES_PER_CHUNK, *sides, device=META)
-    _, decoder = vae.decode(latents, DecoderState.fresh(), columns)
+    _, decoder = vae.decode(latents, DecoderState(), columns)
     video, _ = vae.decode(latents, decoder, columns)
     pixels = _empty(3, PIXEL_FRAMES, geometry.height, geometry.width)
-    _, encoder = vae.encode(pixels[:, : PIXEL_FRAMES - 3], EncoderState.fresh(), columns)
+    _, encoder = vae.encode(pixels[:, : PIXEL_FRAMES - 3], EncoderState(), columns)
     return {
         "decode": count_kernels(lambda: vae.decode(latents, decoder, columns)),
         "uint8": count_kernels(lambda: to_uint8(video, piece_elements=video.numel())),

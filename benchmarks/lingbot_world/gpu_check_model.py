@@ -15,6 +15,7 @@ from benchmarks.lingbot_world.bench_real import RealBench, Scale
 from benchmarks.lingbot_world.bench_timing import Clock, peak_bytes
 from benchmarks.lingbot_world.roofline_counts import layer_flops
 from vllm_omni.diffusion.attention.reference import ReferenceAttention
+from vllm_omni.diffusion.models.lingbot_world.vae.memory import decoder_bytes, encoder_bytes
 from vllm_omni.diffusion.models.lingbot_world.vae.state import EncoderState
 from vllm_omni.diffusion.models.loader import module_bytes
 from vllm_omni.platforms import create_platform
@@ -92,7 +93,7 @@ class ModelChecks:
         shape = (geometry.height, geometry.width)
         pixels = torch.zeros(3, 9, *shape, device=self.device, dtype=torch.bfloat16)
         later = torch.zeros(3, 12, *shape, device=self.device, dtype=torch.bfloat16)
-        _, state = vae.encode(pixels, EncoderState.fresh())
+        _, state = vae.encode(pixels, EncoderState())
         repeats = max(3, self.scale.repeats // 4)
         return {"ms": self._clock.median(lambda: vae.encode(later, state), repeats)}
 
@@ -116,15 +117,16 @@ class ModelChecks:
     def memory(self) -> dict[str, object]:
         """Peak of this process, and what is planned for weights, window and activations."""
         vae, geometry = self.bench.build_vae(), self.scale.geometry
+        coders = [
+            count(vae.config, vae.dtype, geometry.height, geometry.width)
+            for count in (encoder_bytes, decoder_bytes)
+        ]
         planned = {
             "transformer": module_bytes(self.bench.transformer),
             "vae": module_bytes(vae),
             "window": self.bench.pool.num_bytes,
-            "vae_histories": vae.state_bytes(geometry),
-            "activations": max(
-                vae.activation_bytes(geometry.height, geometry.width),
-                vae.encoder_activation_bytes(geometry.height, geometry.width),
-            ),
+            "vae_histories": sum(coder.state for coder in coders),
+            "activations": max(coder.activations for coder in coders),
         }
         return {
             "peak_gib": peak_bytes(self.device) / _GIB,

@@ -30,9 +30,8 @@ from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import Lease
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae.fused import fuse_norms
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
-from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE, fuse_norms
 from vllm_omni.diffusion.models.loader import materialize, no_weights
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.platforms import create_platform
@@ -104,7 +103,7 @@ class SmallWorld:
         times = (*schedule.timesteps, COMMIT_TIMESTEP)
         steps = tuple(self.transformer.embed_time(torch.tensor([time])) for time in times)
         text = self.transformer.embed_text(draw(TEXT_TOKENS, config.text_dim))
-        condition, state = draw(20, *size), DecoderState.fresh()
+        condition, state = draw(20, *size), DecoderState()
         latents, pixels = [], []
         for chunk in range(_CHUNKS):
             context = self.transformer.context(

@@ -10,6 +10,7 @@ from typing_extensions import override
 from benchmarks.lingbot_world.kernel_counter import Kernel, Kind, note
 from vllm_omni.diffusion.distributed.comm import Message, UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup, TrafficKind
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import HaloExchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +50,15 @@ class SilentExchange(UlyssesExchange):
 
 
 @dataclass(frozen=True, slots=True)
-class SilentHalo:
-    """A rank with a neighbour at each side, in the terms of ``spatial_shard.HaloExchange``."""
+class SilentHalo(HaloExchange):
+    """A rank with a neighbour at each side."""
 
-    rank: int
-    size: int
-
+    @override
     def swap(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """Return borders of the right shape."""
         return torch.empty_like(left), torch.empty_like(right)
 
+    @override
     def gather(self, slab: Tensor) -> Tensor:
         """Return slabs of the right shape."""
-        return slab.new_empty(self.size, *slab.shape)
+        return slab.new_empty(self.group.size, *slab.shape)

@@ -15,8 +15,12 @@ from vllm_omni.diffusion.models.lingbot_world.load import load_vae, read_checkpo
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_float, to_uint8
 from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder, padded
 from vllm_omni.diffusion.models.lingbot_world.tokenizer import load_tokenizer
-from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, Columns
-from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard, GroupExchange
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import (
+    WHOLE_FRAME,
+    Columns,
+    ColumnShard,
+    HaloExchange,
+)
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.inputs.bounds import normalise_prompt
@@ -97,7 +101,7 @@ def encode(job: Job) -> list[Run]:
     clip = job.tensor("clip")[0].to(dtype)
     vae = _vae(job, dtype)
     job.keys.done()
-    moments, _ = vae.encode_moments(clip, EncoderState.fresh())
+    moments, _ = vae.encode_moments(clip, EncoderState())
     return [Run("", {"moments": moments.permute(3, 0, 1, 2)})]
 
 
@@ -135,7 +139,7 @@ def to_bytes(job: Job) -> list[Run]:
 
 
 def _stream(vae: WanVAE, parts: Sequence[torch.Tensor], columns: Columns) -> list[torch.Tensor]:
-    state, made = DecoderState.fresh(), []
+    state, made = DecoderState(), []
     for part in parts:
         slab, state = vae.decode(part, state, columns)
         if isinstance(columns, ColumnShard):
@@ -147,7 +151,7 @@ def _stream(vae: WanVAE, parts: Sequence[torch.Tensor], columns: Columns) -> lis
 def _columns(parallel: ParallelState, latent_width: int) -> Columns:
     if parallel.sequence.size == 1:
         return WHOLE_FRAME
-    return ColumnShard(GroupExchange(parallel.sequence), latent_width)
+    return ColumnShard(HaloExchange(parallel.sequence), latent_width)
 
 
 def _as_clients_give_it(source: torch.Tensor, keys: Keys) -> torch.Tensor:

@@ -138,7 +138,7 @@ class _Rollouts:
             results["uint8"] = torch.cat(parts.pixels)
         if "video" in self.wanted:
             vae = self.worker.pipeline.model.vae
-            results["video"], _ = vae.decode(latents, DecoderState.fresh())
+            results["video"], _ = vae.decode(latents, DecoderState())
         if "camera" in self.wanted:
             results["camera"] = _camera(request, self.worker.pipeline.dtype)
         if "noise" in self.wanted:

@@ -8,12 +8,9 @@ from diffusers import AutoencoderKLWan
 from safetensors.torch import load_file
 
 from tests.helpers.tiny import tiny_checkpoint_dir
-from vllm_omni.diffusion.models.lingbot_world.vae import (
-    DecoderState,
-    EncoderState,
-    VaeConfig,
-    WanVAE,
-)
+from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
+from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 
 
 def tiny_fields() -> dict:
@@ -77,7 +74,7 @@ def random_pixels(pixel_frames: int, height: int, width: int, seed: int = 0) -> 
 
 def decode_in_calls(vae: WanVAE, latents: torch.Tensor, plan: list[int]) -> torch.Tensor:
     """Decode a clip in calls of ``plan`` latent frames."""
-    state, videos = DecoderState.fresh(), []
+    state, videos = DecoderState(), []
     for part in latents.split(plan, dim=1):
         video, state = vae.decode(part, state)
         videos.append(video)
@@ -86,7 +83,7 @@ def decode_in_calls(vae: WanVAE, latents: torch.Tensor, plan: list[int]) -> torc
 
 def encode_in_calls(vae: WanVAE, pixels: torch.Tensor, plan: list[int]) -> torch.Tensor:
     """Encode a clip in calls of ``plan`` pixel frames."""
-    state, latents = EncoderState.fresh(), []
+    state, latents = EncoderState(), []
     for part in pixels.split(plan, dim=1):
         encoded, state = vae.encode(part, state)
         latents.append(encoded)

@@ -238,38 +238,38 @@ _RANKS = (
     _mutant(
         "no columns come from the right",
         CODEC,
-        f"{MODEL}/vae/spatial_shard.py",
+        f"{MODEL}/vae/columns.py",
         "0 if right is None else right",
         "0",
     ),
     _mutant(
         "no columns come from the left",
         CODEC,
-        f"{MODEL}/vae/spatial_shard.py",
+        f"{MODEL}/vae/columns.py",
         "0 if left is None else left",
         "0",
     ),
     _mutant(
         "columns beyond the frame are seen",
-        f"{_MODEL_TESTS}/vae/test_spatial_shard.py::test_every_rank_gathers_the_unsharded_video",
-        f"{MODEL}/vae/spatial_shard.py",
+        f"{_MODEL_TESTS}/vae/test_columns.py::test_every_rank_gathers_the_unsharded_video",
+        f"{MODEL}/vae/columns.py",
         "        inside = self._columns_inside(frames.shape[2] - 2)",
         "        inside = frames.shape[2] - 2",
     ),
     _mutant(
         "an encoder that halves a frame sees columns beyond it",
-        f"{_MODEL_TESTS}/vae/test_spatial_shard.py"
+        f"{_MODEL_TESTS}/vae/test_columns.py"
         "::test_the_next_column_is_the_neighbours_and_columns_beyond_the_frame_are_zeros",
-        f"{MODEL}/vae/spatial_shard.py",
+        f"{MODEL}/vae/columns.py",
         "        inside = self._columns_inside(width)",
         "        inside = width",
     ),
     _mutant(
         "a rank beyond the frame sees its own columns",
-        f"{_MODEL_TESTS}/vae/test_spatial_shard.py::test_a_rank_wholly_beyond_the_frame_sees_zeros",
-        f"{MODEL}/vae/spatial_shard.py",
-        "max(0, frame_width - self.exchange.rank * slab_width)",
-        "frame_width - self.exchange.rank * slab_width",
+        f"{_MODEL_TESTS}/vae/test_columns.py::test_a_rank_wholly_beyond_the_frame_sees_zeros",
+        f"{MODEL}/vae/columns.py",
+        "max(0, frame_width - self.exchange.group.rank * slab_width)",
+        "frame_width - self.exchange.group.rank * slab_width",
     ),
     _mutant(
         "the root forgets its own columns",

@@ -16,7 +16,7 @@ CHANNELS = (96, 192, 384)
 _PROGRAM = """
 import json
 import torch
-from vllm_omni.diffusion.models.lingbot_world.vae.fused import is_right
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import kernel_is_right
 from vllm_omni.diffusion.models.lingbot_world.vae.norm_silu import norm_silu
 
 def slab(x, scale, *columns):
@@ -30,11 +30,11 @@ whole = slab(x, scale, None)
 shares = [slab(x, scale, *columns) for columns in ((0, 104), (104, 208), (208, None))]
 cpu = torch.device("cpu")
 print(json.dumps({
-    "right": [is_right(norm_silu, n, dtype, cpu) for n in (8, 96, 384)
+    "right": [kernel_is_right(norm_silu, n, dtype, cpu) for n in (8, 96, 384)
               for dtype in (torch.float32, torch.float16, torch.bfloat16)],
     "shares": torch.equal(torch.cat(shares, 2), whole),
     "zero": bool(whole[0, 0, 0].any()),
-    "nothing": is_right(lambda *_: None, 96, torch.float32, cpu),
+    "nothing": kernel_is_right(lambda *_: None, 96, torch.float32, cpu),
 }))
 """
 

@@ -8,6 +8,7 @@ import pytest
 from tests.helpers.model_builders import SMALL, small_config, tiny_worker
 from vllm_omni.diffusion.data import DEFAULT_GEOMETRY, KVCacheConfig
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import ChunkOutput
+from vllm_omni.diffusion.models.lingbot_world.vae.memory import decoder_bytes, encoder_bytes
 from vllm_omni.diffusion.worker.worker import plan_kv_pool
 from vllm_omni.errors import OutOfKVMemoryError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import MemoryNeeds
@@ -93,9 +94,9 @@ def test_a_rank_that_decodes_few_columns_has_room_to_encode_whole_frames(monkeyp
     pipeline = tiny_worker().pipeline
     monkeypatch.setattr(ChunkOutput, "_slabs", 4)
     vae = pipeline.model.vae
-    encoding = vae.encoder_activation_bytes(SMALL.height, SMALL.width)
+    encoding = encoder_bytes(vae.config, vae.dtype, SMALL.height, SMALL.width).activations
     assert pipeline.activation_bytes(SMALL) == encoding
-    assert encoding > vae.activation_bytes(SMALL.height, 16)
+    assert encoding > decoder_bytes(vae.config, vae.dtype, SMALL.height, 16).activations
 
 
 def test_without_a_size_the_default_one_is_planned_for():

@@ -13,7 +13,7 @@ from tests.helpers.model_builders import (
 from vllm_omni.diffusion.messages import ChunkPlan
 from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
-from vllm_omni.diffusion.models.lingbot_world.vae import WanVAE
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.errors import (
     DeviceOutOfMemoryError,
     OutOfKVMemoryError,

@@ -3,12 +3,9 @@
 import pytest
 import torch
 
-from vllm_omni.diffusion.models.lingbot_world.vae import (
-    DecoderState,
-    EncoderState,
-    VaeConfig,
-    WanVAE,
-)
+from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
+from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.tools.toy_world.vae_twin import VaeShape, VaeTwin
 
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu, pytest.mark.diffusion]
@@ -34,7 +31,7 @@ def test_encoding_a_clip_equals_streaming_it_through_the_product(
 ) -> None:
     twin, product = twins
     pixels = torch.rand(1, 3, 17, 64, 96) * 2 - 1
-    expected, _ = product.encode(pixels[0], EncoderState.fresh())
+    expected, _ = product.encode(pixels[0], EncoderState())
     torch.testing.assert_close(twin.encode(pixels)[0], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -44,7 +41,7 @@ def test_decoding_latents_equals_streaming_them_through_the_product(
 ) -> None:
     twin, product = twins
     latents = torch.randn(1, 16, 5, 8, 12)
-    expected, _ = product.decode(latents[0], DecoderState.fresh())
+    expected, _ = product.decode(latents[0], DecoderState())
     made = twin.decode(latents)[0].clamp(-1, 1)
     assert expected.abs().lt(1).float().mean() > 0.5  # the clamp hides little
     torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)

@@ -18,7 +18,8 @@ from vllm_omni.diffusion.models.lingbot_world.condition import (
     ConditionState,
     prepare_image,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae import EncoderState, WanVAE
+from vllm_omni.diffusion.models.lingbot_world.vae.state import EncoderState
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -91,7 +92,7 @@ def test_condition_equals_a_whole_clip_encode_bitwise():
         chunks.append(condition)
     clip = torch.zeros(3, 33, 48, 64)
     clip[:, 0] = conditions.image
-    latents, _ = tiny_vae().encode(clip, EncoderState.fresh())
+    latents, _ = tiny_vae().encode(clip, EncoderState())
     whole = torch.cat(chunks, dim=1)
     assert torch.equal(whole[4:], latents)
     assert torch.equal(whole[:4, 0], torch.ones(4, 6, 8))
@@ -117,7 +118,7 @@ def test_fixed_condition_is_what_the_encoder_would_go_on_to_make():
     conditions = encoder_for(64, 96)
     clip = torch.zeros(3, 9 + 12 * (FIXED_POINT_CHUNK + 2), 64, 96)
     clip[:, 0] = conditions.image
-    latents, _ = tiny_vae().encode(clip, EncoderState.fresh())
+    latents, _ = tiny_vae().encode(clip, EncoderState())
     state = conditions.fresh()
     for chunk in range(FIXED_POINT_CHUNK + 3):
         condition, state = conditions.next_chunk(state)
@@ -234,7 +235,7 @@ def check_whole(golden: object, image: str, name: str, pixel_frames: int) -> Non
     first = golden.arrays[image][0]
     clip = torch.zeros(3, pixel_frames, *first.shape[1:])
     clip[:, 0] = first
-    latents, _ = tiny_vae().encode(clip, EncoderState.fresh())
+    latents, _ = tiny_vae().encode(clip, EncoderState())
     mask = torch.zeros(4, *latents.shape[1:])
     mask[:, 0] = 1.0
     assert_matches(torch.cat([mask, latents])[None], golden, name)

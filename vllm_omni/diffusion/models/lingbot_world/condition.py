@@ -13,8 +13,9 @@ from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
 from vllm_omni.diffusion.geometry import VideoGeometry, chunk_pixel_frames
 from vllm_omni.diffusion.messages import SourceImage
 from vllm_omni.diffusion.models.lingbot_world.config import MASK_CHANNELS
-from vllm_omni.diffusion.models.lingbot_world.vae import EncoderState, WanVAE
 from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, Columns
+from vllm_omni.diffusion.models.lingbot_world.vae.state import EncoderState
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.platforms.base import to_device
 
 _LARGEST_BYTE = 255
@@ -99,7 +100,7 @@ class ConditionEncoder:
     @staticmethod
     def fresh() -> ConditionState:
         """Return the state of a session that has not begun."""
-        return ConditionState(0, EncoderState.fresh(), None)
+        return ConditionState(0, EncoderState(), None)
 
     def next_chunk(
         self, state: ConditionState

@@ -51,8 +51,7 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
-from vllm_omni.diffusion.models.lingbot_world.vae.fused import fuse_norms
-from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE, fuse_norms
 from vllm_omni.diffusion.models.loader import load_weights, materialize, no_weights
 from vllm_omni.errors import CheckpointError, ConfigError
 from vllm_omni.experimental.ar_diffusion.kv_cache.budget import in_gib

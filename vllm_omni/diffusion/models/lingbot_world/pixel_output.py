@@ -31,10 +31,18 @@ from torch import Tensor
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState, RankGroup
 from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, VideoGeometry
 from vllm_omni.diffusion.messages import OutputKind
-from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME
-from vllm_omni.diffusion.models.lingbot_world.vae.columns import Columns as VaeColumns
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import (
+    WHOLE_FRAME,
+    Columns,
+    ColumnShard,
+    HaloExchange,
+)
 from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS
-from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard, GroupExchange
+from vllm_omni.diffusion.models.lingbot_world.vae.memory import (
+    CoderBytes,
+    decoder_bytes,
+    encoder_bytes,
+)
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.platforms.quarantine import TransferOwners
@@ -80,8 +88,8 @@ ROOT = 0
 """Rank, in the group that shares the columns, that hands the pixels out."""
 
 Slab = Float[Tensor, "3 pixel_frames height slab_width"]
-Columns = Shaped[Tensor, "pixel_frames height slab_width 3"]
-AllColumns = Shaped[Tensor, "ranks pixel_frames height slab_width 3"]
+Pixels = Shaped[Tensor, "pixel_frames height slab_width 3"]
+AllPixels = Shaped[Tensor, "ranks pixel_frames height slab_width 3"]
 
 
 class PixelMode(StrEnum):
@@ -158,9 +166,9 @@ class PixelGather:
 
     def _assembled(
         self,
-        mine: Columns,
+        mine: Pixels,
         width: int,
-        exchange: Callable[[Columns, list[Tensor]], AllColumns | None],
+        exchange: Callable[[Pixels, list[Tensor]], AllPixels | None],
     ) -> Shaped[Tensor, "pixel_frames height width 3"] | None:
         """Exchange, then lay the columns side by side. All memory that is touched is kept."""
         touched: list[Tensor] = [mine]
@@ -177,18 +185,18 @@ class PixelGather:
                 whole[:, :, first : first + inside] = columns[:, :, :inside]
             return whole
 
-    def _exchange(self, mine: Columns, touched: list[Tensor]) -> AllColumns | None:
+    def _exchange(self, mine: Pixels, touched: list[Tensor]) -> AllPixels | None:
         if self.mode is PixelMode.ROOT_UINT8_P2P:
             return self._point_to_point(mine, touched)
         return self._all_gather(mine, touched)
 
-    def _all_gather(self, mine: Columns, touched: list[Tensor]) -> AllColumns | None:
+    def _all_gather(self, mine: Pixels, touched: list[Tensor]) -> AllPixels | None:
         arena = mine.new_empty(self.group.size, *mine.shape)
         touched.append(arena)
         self.group.all_gather(arena, mine)
         return arena if self.group.rank == ROOT else None
 
-    def _gather(self, mine: Columns, touched: list[Tensor]) -> AllColumns | None:
+    def _gather(self, mine: Pixels, touched: list[Tensor]) -> AllPixels | None:
         # A global rank, although it is a group's: torch_npu's own gather knows no other.
         root = 0 if self.group.group is None else dist.get_global_rank(self.group.group, ROOT)
         if self.group.rank != ROOT:
@@ -199,7 +207,7 @@ class PixelGather:
         dist.gather(mine, list(arena.unbind(0)), dst=root, group=self.group.group)
         return arena
 
-    def _point_to_point(self, mine: Columns, touched: list[Tensor]) -> AllColumns | None:
+    def _point_to_point(self, mine: Pixels, touched: list[Tensor]) -> AllPixels | None:
         """Use one batch: the root receives from the others in ascending order, each sends once."""
         if self.group.rank != ROOT:
             self._wait_for([dist.P2POp(dist.isend, mine, group=self.group.group, group_peer=ROOT)])
@@ -260,39 +268,38 @@ class ChunkOutput:
         """Make the decoder state of a new session; ``None`` if this rank decodes nothing of it."""
         if kind is OutputKind.LATENT or not self._decodes:
             return None
-        return DecoderState.fresh()
+        return DecoderState()
 
     def decoder_bytes(self, geometry: VideoGeometry) -> int:
         """Count the bytes of a session's decoder state on this rank."""
-        if not self._decodes:
-            return 0
-        return self.vae.decoder_state_bytes(geometry.height, self._slab_width(geometry))
+        return self._decoder(geometry).state if self._decodes else 0
+
+    def encoder_bytes(self, geometry: VideoGeometry) -> int:
+        """Count the bytes of a session's encoder state on this rank."""
+        return self._encoder(geometry).state
 
     def activation_bytes(self, geometry: VideoGeometry) -> int:
         """Count what layers of the autoencoder take at most on this rank, histories apart."""
-        height = geometry.height
-        return max(
-            self.vae.activation_bytes(height, self._slab_width(geometry)),
-            self.vae.encoder_activation_bytes(height, self._encoder_width(geometry)),
-        )
+        return max(self._decoder(geometry).activations, self._encoder(geometry).activations)
 
-    def encoder_share(self, latent_width: int) -> tuple[VaeColumns, RankGroup]:
+    def encoder_share(self, latent_width: int) -> tuple[Columns, RankGroup]:
         """Say what this rank encodes of each frame, all of it or an even share, and who shares.
 
         An odd share would differ from a whole frame in its last bits, and all that follows with it.
         """
         if self._slabs == 1 or latent_width % self._slabs:
             return WHOLE_FRAME, SINGLE
-        shard = ColumnShard(GroupExchange(self.gather.group), latent_width)
+        shard = ColumnShard(HaloExchange(self.gather.group), latent_width)
         return shard, self.parallel.control
 
-    def encoder_bytes(self, geometry: VideoGeometry) -> int:
-        """Count the bytes of a session's encoder state on this rank."""
-        return self.vae.encoder_state_bytes(geometry.height, self._encoder_width(geometry))
+    def _decoder(self, geometry: VideoGeometry) -> CoderBytes:
+        width = self._slab_width(geometry)
+        return decoder_bytes(self.vae.config, self.vae.dtype, geometry.height, width)
 
-    def _encoder_width(self, geometry: VideoGeometry) -> int:
+    def _encoder(self, geometry: VideoGeometry) -> CoderBytes:
         even = geometry.latent_width % self._slabs == 0
-        return self._slab_width(geometry) if even else geometry.width
+        width = self._slab_width(geometry) if even else geometry.width
+        return encoder_bytes(self.vae.config, self.vae.dtype, geometry.height, width)
 
     def _slab_width(self, geometry: VideoGeometry) -> int:
         return -(-geometry.latent_width // self._slabs) * SPATIAL_FACTOR
@@ -318,7 +325,7 @@ class ChunkOutput:
         if self._slabs == 1:
             video, state = self.vae.decode(clean, state)
         else:
-            columns = ColumnShard(GroupExchange(self.gather.group), latent_width)
+            columns = ColumnShard(HaloExchange(self.gather.group), latent_width)
             video, state = self.vae.decode(clean, state, columns)
         width = latent_width * SPATIAL_FACTOR
         on_root = (

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.helpers.vae_builders import tiny_fields
-from vllm_omni.diffusion.models.lingbot_world.vae import VaeConfig
+from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
 from vllm_omni.errors import CheckpointError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]

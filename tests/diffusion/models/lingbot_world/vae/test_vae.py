@@ -17,13 +17,14 @@ from tests.helpers.vae_builders import (
     tiny_fields,
     tiny_vae,
 )
-from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.diffusion.models.lingbot_world.vae import (
+from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
+from vllm_omni.diffusion.models.lingbot_world.vae.memory import decoder_bytes, encoder_bytes
+from vllm_omni.diffusion.models.lingbot_world.vae.state import (
+    CoderHistory,
     DecoderState,
     EncoderState,
-    VaeConfig,
-    WanVAE,
 )
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -43,7 +44,7 @@ def _no_gradients():
 @pytest.mark.parametrize("plan", [[3, 3], [1, 5], [2, 1, 3], [1] * 6])
 def test_decode_plans_agree_bitwise(path: str, plan: list[int]):
     latents = random_latents(6, 64, 96)
-    whole, state = tiny_vae(path).decode(latents, DecoderState.fresh())
+    whole, state = tiny_vae(path).decode(latents, DecoderState())
     assert whole.shape == (3, 21, 64, 96)
     assert state.latent_frames == 6
     assert torch.equal(decode_in_calls(tiny_vae(path), latents, plan), whole)
@@ -52,7 +53,7 @@ def test_decode_plans_agree_bitwise(path: str, plan: list[int]):
 @pytest.mark.parametrize("plan", [[9, 12], [1, 20], [5, 4, 12], [13, 8]])
 def test_encode_plans_agree_bitwise(plan: list[int]):
     pixels = random_pixels(21, 48, 80)
-    whole, state = tiny_vae().encode(pixels, EncoderState.fresh())
+    whole, state = tiny_vae().encode(pixels, EncoderState())
     assert whole.shape == (16, 6, 6, 10)
     assert state.latent_frames == 6
     assert torch.equal(encode_in_calls(tiny_vae(), pixels, plan), whole)
@@ -62,14 +63,14 @@ def test_bfloat16_streams_bitwise_and_near_float32():
     """Bitwise within bfloat16; against float32 lossy: 8 bits over some 40 layers."""
     latents = random_latents(4, 48, 64)
     vae = tiny_vae("auto", torch.bfloat16)
-    whole, state = vae.decode(latents, DecoderState.fresh())
+    whole, state = vae.decode(latents, DecoderState())
     assert whole.dtype == torch.bfloat16
     assert torch.equal(decode_in_calls(vae, latents, [1, 3]), whole)
-    exact, exact_state = tiny_vae().decode(latents, DecoderState.fresh())
+    exact, exact_state = tiny_vae().decode(latents, DecoderState())
     assert (whole.float() - exact).abs().max() < 0.1
     assert (whole.float() - exact).abs().mean() < 0.01
     assert 2 * state.bytes() == exact_state.bytes()
-    encoded, _ = vae.encode(whole, EncoderState.fresh())
+    encoded, _ = vae.encode(whole, EncoderState())
     assert encoded.dtype == torch.bfloat16
     assert encoded.isfinite().all()
 
@@ -78,7 +79,7 @@ def test_interleaved_sessions_equal_each_alone_bitwise():
     vae = tiny_vae()
     latents = {name: random_latents(9, 48, 64, seed) for name, seed in (("a", 1), ("b", 2))}
     alone = {name: decode_in_calls(vae, clip, [3, 3, 3]) for name, clip in latents.items()}
-    states = dict.fromkeys(latents, DecoderState.fresh())
+    states = dict.fromkeys(latents, DecoderState())
     videos: dict[str, list[torch.Tensor]] = {name: [] for name in latents}
     for chunk in range(3):
         for name, clip in latents.items():
@@ -92,7 +93,7 @@ def test_a_state_can_be_continued_twice():
     """A call leaves the state it was given alone: both continuations are equal, bitwise."""
     vae = tiny_vae()
     latents = random_latents(6, 48, 64)
-    _, state = vae.decode(latents[:, :3], DecoderState.fresh())
+    _, state = vae.decode(latents[:, :3], DecoderState())
     before = [tensor.clone() for tensor in state.tensors()]
     first, _ = vae.decode(latents[:, 3:], state)
     second, _ = vae.decode(latents[:, 3:], state)
@@ -103,8 +104,8 @@ def test_a_state_can_be_continued_twice():
 def test_a_failed_call_leaves_the_old_state_usable(monkeypatch: pytest.MonkeyPatch):
     vae = tiny_vae()
     latents = random_latents(6, 48, 64)
-    whole, _ = vae.decode(latents, DecoderState.fresh())
-    _, state = vae.decode(latents[:, :3], DecoderState.fresh())
+    whole, _ = vae.decode(latents, DecoderState())
+    _, state = vae.decode(latents[:, :3], DecoderState())
     original, calls = vae.decoder.up_blocks[2].forward, []
 
     def fails_in_the_second_frame(*args: object) -> object:
@@ -123,7 +124,7 @@ def test_a_failed_call_leaves_the_old_state_usable(monkeypatch: pytest.MonkeyPat
 
 def test_state_bytes_stay_constant_and_are_all_that_is_kept():
     vae = tiny_vae()
-    decoder, encoder = DecoderState.fresh(), EncoderState.fresh()
+    decoder, encoder = DecoderState(), EncoderState()
     assert decoder.bytes() == encoder.bytes() == 0
     sizes, kept = [], []
     for chunk in range(4):
@@ -135,15 +136,19 @@ def test_state_bytes_stay_constant_and_are_all_that_is_kept():
     # Two input frames of each convolution; one for a temporal downsampler.
     assert set(sizes) == {(4_853_760, 3_010_560)}
     assert set(kept) == {4_853_760 + 3_010_560}
-    assert vae.state_bytes(VideoGeometry(64, 96)) == 4_853_760 + 3_010_560
+    assert decoder_bytes(vae.config, vae.dtype, 64, 96).state == 4_853_760
+    assert encoder_bytes(vae.config, vae.dtype, 64, 96).state == 3_010_560
 
 
 def test_state_bytes_at_full_scale():
-    with torch.device("meta"):
-        vae = WanVAE(real_config()).to(torch.bfloat16)
-    geometry = VideoGeometry(480, 832)
-    histories = vae.state_bytes(geometry)
-    assert histories == 4 * vae.state_bytes(VideoGeometry(240, 416))
+    histories, quarter = (
+        sum(
+            count(real_config(), torch.bfloat16, *size).state
+            for count in (encoder_bytes, decoder_bytes)
+        )
+        for size in ((480, 832), (240, 416))
+    )
+    assert histories == 4 * quarter
     assert histories / 2**20 == pytest.approx(2870.5, abs=0.1)
 
 
@@ -168,19 +173,19 @@ def test_every_convolution_of_a_device_reads_its_weight_channels_last():
 
 def test_activations_at_full_scale_are_counted():
     """Bound: 24 to 26 tensors of one full frame at the base width, as bfloat16."""
-    with torch.device("meta"):
-        vae = WanVAE(real_config()).to(torch.bfloat16)
+    whole, quarter = (
+        decoder_bytes(real_config(), torch.bfloat16, 480, width).activations for width in (832, 208)
+    )
     frame = 480 * 832 * 96 * 2
-    assert 24 * frame < vae.activation_bytes(480, 832) < 26 * frame
-    assert vae.activation_bytes(480, 208) < vae.activation_bytes(480, 832) / 3
+    assert 24 * frame < whole < 26 * frame
+    assert quarter < whole / 3
     # Less than a decode of whole frames, more than that of a rank among four.
-    encoding = vae.encoder_activation_bytes(480, 832)
-    assert vae.activation_bytes(480, 208) < encoding < vae.activation_bytes(480, 832)
+    assert quarter < encoder_bytes(real_config(), torch.bfloat16, 480, 832).activations < whole
 
 
 def test_first_frame_makes_one_pixel_frame_and_layout_is_ready_for_pixels():
     vae = tiny_vae()
-    first, state = vae.decode(random_latents(1, 32, 48), DecoderState.fresh())
+    first, state = vae.decode(random_latents(1, 32, 48), DecoderState())
     second, _ = vae.decode(random_latents(1, 32, 48), state)
     assert first.shape == (3, 1, 32, 48)
     assert second.shape == (3, 4, 32, 48)
@@ -194,7 +199,7 @@ def test_first_frame_makes_one_pixel_frame_and_layout_is_ready_for_pixels():
      (9, True, "4k")],
 )  # fmt: skip
 def test_encode_refuses_partial_latent_frames(pixel_frames: int, started: bool, needed: str):
-    state = EncoderState.fresh()
+    state = EncoderState()
     if started:
         _, state = tiny_vae().encode(random_pixels(1, 16, 16), state)
     with pytest.raises(ValueError, match="pixel frames here, got") as refusal:
@@ -204,20 +209,21 @@ def test_encode_refuses_partial_latent_frames(pixel_frames: int, started: bool, 
 
 def test_encode_refuses_partial_latents():
     with pytest.raises(ValueError, match="multiples of 8 pixels, got 20x16"):
-        tiny_vae().encode(random_pixels(1, 16, 20), EncoderState.fresh())
+        tiny_vae().encode(random_pixels(1, 16, 20), EncoderState())
 
 
 def test_histories_compare_by_bits():
-    _, state = tiny_vae().encode(random_pixels(1, 16, 16), EncoderState.fresh())
-    _, again = tiny_vae().encode(random_pixels(1, 16, 16), EncoderState.fresh())
-    _, other = tiny_vae().encode(random_pixels(1, 16, 16, seed=1), EncoderState.fresh())
+    _, state = tiny_vae().encode(random_pixels(1, 16, 16), EncoderState())
+    _, again = tiny_vae().encode(random_pixels(1, 16, 16), EncoderState())
+    _, other = tiny_vae().encode(random_pixels(1, 16, 16, seed=1), EncoderState())
     assert state.same_history(again)
     assert not state.same_history(other)
-    assert not state.same_history(EncoderState.fresh())
-    assert state.history is not None
-    negated = replace(state.history, conv_in=state.history.conv_in * -0.0)
-    zeroed = replace(state.history, conv_in=state.history.conv_in * 0.0)
-    assert not replace(state, history=negated).same_history(replace(state, history=zeroed))
+    assert not state.same_history(EncoderState())
+    first, *others = state.history.frames
+    negated, zeroed = (
+        replace(state, history=CoderHistory((first * zero, *others))) for zero in (-0.0, 0.0)
+    )
+    assert not negated.same_history(zeroed)
 
 
 def test_prepare_again_after_a_move_to_another_dtype():
@@ -227,7 +233,7 @@ def test_prepare_again_after_a_move_to_another_dtype():
     moved.prepare()
     moved.to(torch.bfloat16).prepare()
     assert moved.dtype == torch.bfloat16
-    video, _ = moved.decode(random_latents(1, 16, 16), DecoderState.fresh())
+    video, _ = moved.decode(random_latents(1, 16, 16), DecoderState())
     assert video.dtype == torch.bfloat16
 
 

@@ -20,7 +20,8 @@ from tests.helpers.vae_builders import (
     tiny_vae,
 )
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
-from vllm_omni.diffusion.models.lingbot_world.vae import DecoderState, EncoderState, WanVAE
+from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
+from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -69,7 +70,7 @@ def test_encode_equals_the_library(pair: tuple[WanVAE, torch.nn.Module], size: t
     ours, library = pair
     pixels = random_pixels(21, *size)
     posterior = library.encode(pixels[None]).latent_dist
-    moments, _ = ours.encode_moments(pixels, EncoderState.fresh())
+    moments, _ = ours.encode_moments(pixels, EncoderState())
     expected = posterior.parameters[0].permute(1, 2, 3, 0)
     torch.testing.assert_close(moments, expected, **MOMENTS_TOLERANCE)
     mean = torch.tensor(ours.config.latents_mean).view(-1, 1, 1, 1)
@@ -81,8 +82,8 @@ def test_encode_equals_the_library(pair: tuple[WanVAE, torch.nn.Module], size: t
 @pytest.mark.parametrize("size", [(32, 48), (96, 160)])
 def test_paths_agree(size: tuple[int, int]):
     latents, pixels = random_latents(3, *size), random_pixels(5, *size)
-    decoded = [tiny_vae(p).decode(latents, DecoderState.fresh())[0] for p in ("stacked", "conv3d")]
-    encoded = [tiny_vae(p).encode(pixels, EncoderState.fresh())[0] for p in ("stacked", "conv3d")]
+    decoded = [tiny_vae(p).decode(latents, DecoderState())[0] for p in ("stacked", "conv3d")]
+    encoded = [tiny_vae(p).encode(pixels, EncoderState())[0] for p in ("stacked", "conv3d")]
     torch.testing.assert_close(*decoded, **TOLERANCE)
     torch.testing.assert_close(*encoded, **TOLERANCE)
 
@@ -96,7 +97,7 @@ def test_stacked_path_is_much_faster_on_a_processor():
     naive.prepare()
     seconds = {}
     for name, vae in (("stacked", stacked), ("conv3d", naive)):
-        _, state = vae.decode(random_latents(1, 96, 160), DecoderState.fresh())
+        _, state = vae.decode(random_latents(1, 96, 160), DecoderState())
         _, state = vae.decode(random_latents(1, 96, 160), state)
         began = time.process_time()
         vae.decode(random_latents(3, 96, 160), state)
@@ -116,7 +117,7 @@ def test_golden_streams(threads: int):
     torch.set_num_threads(threads)
     try:
         latents = golden.arrays["decode.latents"][0]
-        state = DecoderState.fresh()
+        state = DecoderState()
         for chunk in range(3):
             part = latents[:, 3 * chunk : 3 * chunk + 3]
             video, state = tiny_vae().decode(part, state)
@@ -124,11 +125,11 @@ def test_golden_streams(threads: int):
             assert state.bytes() <= facts[chunk]["state_bytes"]
             difference = to_uint8(video).int() - golden.arrays[f"uint8.chunk{chunk}"].int()
             assert difference.abs().max() <= 1
-        alone, _ = tiny_vae().decode(latents[:, 3:6], DecoderState.fresh())
+        alone, _ = tiny_vae().decode(latents[:, 3:6], DecoderState())
         assert_matches(alone[None], golden, "decode.independent.chunk1")
-        whole, _ = tiny_vae().decode(latents, DecoderState.fresh())
+        whole, _ = tiny_vae().decode(latents, DecoderState())
         assert_matches(whole[None], golden, "decode.whole")
-        moments, _ = tiny_vae().encode_moments(golden.arrays["vae.clip"][0], EncoderState.fresh())
+        moments, _ = tiny_vae().encode_moments(golden.arrays["vae.clip"][0], EncoderState())
         assert_matches(moments.permute(3, 0, 1, 2)[None], golden, "vae.clip.moments")
     finally:
         torch.set_num_threads(before)
@@ -138,5 +139,5 @@ def test_golden_streams(threads: int):
 def test_golden_encoder_state_is_not_larger():
     slots = load_set("e_encode_decode").manifest["facts"]["condition"]["encoder_cache_slots"]
     peers = sum(4 * torch.Size(slot).numel() for slot in slots if slot is not None)
-    _, state = tiny_vae().encode(random_pixels(9, 64, 96), EncoderState.fresh())
+    _, state = tiny_vae().encode(random_pixels(9, 64, 96), EncoderState())
     assert state.bytes() <= peers

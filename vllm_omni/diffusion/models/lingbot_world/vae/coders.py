@@ -1,4 +1,4 @@
-"""Encoder of the Wan VAE: the pixel frames of one latent frame become its moments."""
+"""Encoder and decoder of the Wan VAE: pixel frames become one latent frame, and the way back."""
 
 from itertools import pairwise
 
@@ -14,9 +14,8 @@ from vllm_omni.diffusion.models.lingbot_world.vae.layers import (
     MiddleBlock,
     ResidualBlock,
     Upsampler,
-    run_residuals,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae.state import CoderHistory, LevelHistory
+from vllm_omni.diffusion.models.lingbot_world.vae.state import CoderHistory, CoderRun
 
 
 class Encoder(nn.Module):
@@ -25,8 +24,6 @@ class Encoder(nn.Module):
     def __init__(self, config: VaeConfig) -> None:
         super().__init__()
         dims = config.encoder_dims
-        self.residuals_per_level = config.num_res_blocks
-        self.num_levels = len(config.dim_mult)
         self.conv_in = CausalConv3d(COLOURS, dims[0])
         self.down_blocks = nn.ModuleList()
         for level, (in_dim, out_dim) in enumerate(pairwise(dims)):
@@ -34,16 +31,12 @@ class Encoder(nn.Module):
             self.down_blocks.extend(
                 ResidualBlock(out_dim, out_dim) for _ in range(config.num_res_blocks - 1)
             )
-            if level < self.num_levels - 1:
+            if level < len(config.temperal_downsample):
                 temporal = config.temperal_downsample[level]
                 self.down_blocks.append(Downsampler(out_dim, temporal=temporal))
         self.mid_block = MiddleBlock(dims[-1])
         self.norm_out = ChannelNorm(dims[-1], axes=3)
         self.conv_out = CausalConv3d(dims[-1], 2 * config.z_dim)
-
-    def fresh(self) -> CoderHistory:
-        """Return the history of a session that has not begun."""
-        return CoderHistory.fresh(self.residuals_per_level, self.num_levels)
 
     def forward(
         self,
@@ -52,29 +45,16 @@ class Encoder(nn.Module):
         columns: Columns,
     ) -> tuple[Float[Tensor, "1 latent_height latent_width moments"], CoderHistory]:
         """Encode one latent frame: one pixel frame if it is the session's first, else four."""
-        x, conv_in = self.conv_in(pixels, history.conv_in, columns)
-        levels: list[LevelHistory] = []
-        for level, level_history in enumerate(history.levels):
-            x, kept = self._level(level, x, level_history, columns)
-            levels.append(kept)
-        x, middle = self.mid_block(x, history.middle, columns)
-        x, conv_out = self.conv_out(x, history.conv_out, columns, self.norm_out.activate)
-        return x, CoderHistory(middle, tuple(levels), conv_in, conv_out)
-
-    def _level(
-        self,
-        level: int,
-        x: Float[Tensor, "time height width in_channels"],
-        history: LevelHistory,
-        columns: Columns,
-    ) -> tuple[Float[Tensor, "out_time out_height out_width out_channels"], LevelHistory]:
-        first = level * (self.residuals_per_level + 1)
-        after = first + self.residuals_per_level
-        x, residuals = run_residuals(self.down_blocks[first:after], x, history, columns)
-        if after == len(self.down_blocks):
-            return x, LevelHistory(residuals)
-        x, kept = self.down_blocks[after](x, history.resampler, columns)
-        return x, LevelHistory(residuals, kept)
+        run = CoderRun(history)
+        x = run.layer(self.conv_in, pixels, columns)
+        for block in self.down_blocks:
+            if isinstance(block, Downsampler):
+                x = run.layer(block, x, columns)
+            else:
+                x = block(x, run, columns)
+        x = self.mid_block(x, run, columns)
+        x = run.layer(self.conv_out, x, columns, self.norm_out.activate)
+        return x, run.history()
 
 
 class UpLevel(nn.Module):
@@ -97,17 +77,14 @@ class UpLevel(nn.Module):
         )
 
     def forward(
-        self,
-        x: Float[Tensor, "time height width in_channels"],
-        history: LevelHistory,
-        columns: Columns,
-    ) -> tuple[Float[Tensor, "out_time out_height out_width out_channels"], LevelHistory]:
+        self, x: Float[Tensor, "time height width in_channels"], run: CoderRun, columns: Columns
+    ) -> Float[Tensor, "out_time out_height out_width out_channels"]:
         """Run the blocks, then upsample."""
-        x, residuals = run_residuals(self.resnets, x, history, columns)
-        kept = None
+        for block in self.resnets:
+            x = block(x, run, columns)
         for upsampler in self.upsamplers:
-            x, kept = upsampler(x, history.resampler, columns)
-        return x, LevelHistory(residuals, kept)
+            x = run.layer(upsampler, x, columns)
+        return x
 
 
 class Decoder(nn.Module):
@@ -116,22 +93,17 @@ class Decoder(nn.Module):
     def __init__(self, config: VaeConfig) -> None:
         super().__init__()
         dims = config.decoder_dims
-        self.residuals_per_level = config.num_res_blocks + 1
         self.conv_in = CausalConv3d(config.z_dim, dims[0])
         self.mid_block = MiddleBlock(dims[0])
         # Each upsampler halves the channels, so later levels begin with half of the last.
         in_dims = (dims[0], *(dim // 2 for dim in dims[1:-1]))
         temporal = (*config.temperal_downsample[::-1], None)
         self.up_blocks = nn.ModuleList(
-            UpLevel(in_dim, out_dim, blocks=self.residuals_per_level, temporal=doubles)
+            UpLevel(in_dim, out_dim, blocks=config.num_res_blocks + 1, temporal=doubles)
             for in_dim, out_dim, doubles in zip(in_dims, dims[1:], temporal, strict=True)
         )
         self.norm_out = ChannelNorm(dims[-1], axes=3)
         self.conv_out = CausalConv3d(dims[-1], COLOURS)
-
-    def fresh(self) -> CoderHistory:
-        """Return the history of a session that has not begun."""
-        return CoderHistory.fresh(self.residuals_per_level, len(self.up_blocks))
 
     def forward(
         self,
@@ -140,11 +112,10 @@ class Decoder(nn.Module):
         columns: Columns,
     ) -> tuple[Float[Tensor, "pixel_frames height width 3"], CoderHistory]:
         """Decode one latent frame: one pixel frame if it is the session's first, else four."""
-        x, conv_in = self.conv_in(latents, history.conv_in, columns)
-        x, middle = self.mid_block(x, history.middle, columns)
-        levels: list[LevelHistory] = []
-        for block, level_history in zip(self.up_blocks, history.levels, strict=True):
-            x, kept = block(x, level_history, columns)
-            levels.append(kept)
-        x, conv_out = self.conv_out(x, history.conv_out, columns, self.norm_out.activate)
-        return x, CoderHistory(middle, tuple(levels), conv_in, conv_out)
+        run = CoderRun(history)
+        x = run.layer(self.conv_in, latents, columns)
+        x = self.mid_block(x, run, columns)
+        for block in self.up_blocks:
+            x = block(x, run, columns)
+        x = run.layer(self.conv_out, x, columns, self.norm_out.activate)
+        return x, run.history()

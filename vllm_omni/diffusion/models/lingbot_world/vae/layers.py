@@ -21,7 +21,7 @@ from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
     SpatialConv,
     TemporalConv,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae.state import LevelHistory, ResidualHistory
+from vllm_omni.diffusion.models.lingbot_world.vae.state import CoderRun
 
 SMALLEST_NORM = 1e-12
 UPSAMPLE = 2
@@ -100,15 +100,12 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(
-        self,
-        x: Float[Tensor, "time height width in_channels"],
-        history: ResidualHistory,
-        columns: Columns,
-    ) -> tuple[Float[Tensor, "time height width out_channels"], ResidualHistory]:
+        self, x: Float[Tensor, "time height width in_channels"], run: CoderRun, columns: Columns
+    ) -> Float[Tensor, "time height width out_channels"]:
         """Compute ``shortcut(x) + conv2(silu(norm2(conv1(silu(norm1(x))))))`` for new frames."""
-        y, conv1 = self.conv1(x, history.conv1, columns, self.norm1.activate)
-        y, conv2 = self.conv2(y, history.conv2, columns, self.norm2.activate)
-        return y.add_(self.conv_shortcut(x)), ResidualHistory(conv1, conv2)
+        y = run.layer(self.conv1, x, columns, self.norm1.activate)
+        y = run.layer(self.conv2, y, columns, self.norm2.activate)
+        return y.add_(self.conv_shortcut(x))
 
 
 class FrameAttention(nn.Module):
@@ -141,18 +138,12 @@ class MiddleBlock(nn.Module):
         self.attentions = nn.ModuleList([FrameAttention(channels)])
 
     def forward(
-        self,
-        x: Float[Tensor, "time height width channels"],
-        history: tuple[ResidualHistory, ResidualHistory],
-        columns: Columns,
-    ) -> tuple[
-        Float[Tensor, "time height width channels"], tuple[ResidualHistory, ResidualHistory]
-    ]:
+        self, x: Float[Tensor, "time height width channels"], run: CoderRun, columns: Columns
+    ) -> Float[Tensor, "time height width channels"]:
         """Run the three in turn; the attention sees the full width."""
-        x, first = self.resnets[0](x, history[0], columns)
+        x = self.resnets[0](x, run, columns)
         x = columns.own(self.attentions[0](columns.gather(x)))
-        x, second = self.resnets[1](x, history[1], columns)
-        return x, (first, second)
+        return self.resnets[1](x, run, columns)
 
 
 class Downsampler(nn.Module):
@@ -229,17 +220,3 @@ def _nearest(
     """Write every pixel into a 2x2 square of the target."""
     squares = target.unflatten(2, (-1, UPSAMPLE)).unflatten(1, (-1, UPSAMPLE))
     squares.copy_(x[:, :, None, :, None])
-
-
-def run_residuals(
-    blocks: nn.ModuleList,
-    x: Float[Tensor, "time height width in_channels"],
-    history: LevelHistory,
-    columns: Columns,
-) -> tuple[Float[Tensor, "time height width out_channels"], tuple[ResidualHistory, ...]]:
-    """Run the residual blocks of one level in turn."""
-    kept: list[ResidualHistory] = []
-    for block, block_history in zip(blocks, history.residuals, strict=True):
-        x, block_kept = block(x, block_history, columns)
-        kept.append(block_kept)
-    return x, tuple(kept)

@@ -6,8 +6,9 @@ temporal resampler that is the mark of its first call, which passes frames throu
 other convolution it stands for frames of zeros.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from jaxtyping import Float
@@ -18,73 +19,54 @@ Frames = Float[Tensor, "_ _ _ _"]
 
 
 @dataclass(frozen=True, slots=True)
-class ResidualHistory:
-    """Histories of the two causal convolutions of a residual block."""
-
-    conv1: Frames | None = None
-    conv2: Frames | None = None
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield every tensor that is held."""
-        yield from _present(self.conv1, self.conv2)
-
-
-@dataclass(frozen=True, slots=True)
-class LevelHistory:
-    """Histories of one resolution: of its residual blocks and, if it has one, its resampler."""
-
-    residuals: tuple[ResidualHistory, ...]
-    resampler: Frames | None = None
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield every tensor that is held."""
-        for residual in self.residuals:
-            yield from residual.tensors()
-        yield from _present(self.resampler)
-
-
-@dataclass(frozen=True, slots=True)
 class CoderHistory:
-    """Histories of a whole encoder or decoder."""
+    """Histories of a whole encoder or decoder, in the order in which its layers run.
 
-    middle: tuple[ResidualHistory, ResidualHistory]
-    levels: tuple[LevelHistory, ...]
-    conv_in: Frames | None = None
-    conv_out: Frames | None = None
+    Attributes:
+        frames: what each layer has kept; empty before the first frame of a session.
+    """
 
-    @classmethod
-    def fresh(cls, residuals_per_level: int, levels: int) -> "CoderHistory":
-        """Return the history of a session that has not begun."""
-        blocks = (ResidualHistory(),) * residuals_per_level
-        return cls(
-            middle=(ResidualHistory(), ResidualHistory()), levels=(LevelHistory(blocks),) * levels
-        )
+    frames: tuple[Frames | None, ...] = ()
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield every tensor that is held, in a fixed order."""
-        yield from _present(self.conv_in, self.conv_out)
-        for residual in self.middle:
-            yield from residual.tensors()
-        for level in self.levels:
-            yield from level.tensors()
+        return (frames for frames in self.frames if frames is not None)
+
+
+class CoderRun:
+    """One run of a coder, which gives each layer its history and keeps what the layer leaves."""
+
+    def __init__(self, history: CoderHistory) -> None:
+        self._before = iter(history.frames) if history.frames else repeat(None)
+        self._kept: list[Frames | None] = []
+
+    def layer(
+        self, layer: Callable[..., tuple[Tensor, Tensor | None]], x: Tensor, *arguments: object
+    ) -> Float[Tensor, "out_time out_height out_width out_channels"]:
+        """Run the next layer that has a history: ``layer(x, history, *arguments)``."""
+        y, kept = layer(x, next(self._before), *arguments)
+        self._kept.append(kept)
+        return y
+
+    def history(self) -> CoderHistory:
+        """Return what the layers have left for the next run."""
+        return CoderHistory(tuple(self._kept))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What a stream of latent frames carries from one call to the next.
+    """What a stream of latent frames carries from one call to the next, at first nothing.
 
     Attributes:
         latent_frames: latent frames coded so far.
-        history: ``None`` before the first.
     """
 
     latent_frames: int = 0
-    history: CoderHistory | None = None
+    history: CoderHistory = CoderHistory()
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield every tensor that is held."""
-        if self.history is not None:
-            yield from self.history.tensors()
+        return self.history.tensors()
 
     def bytes(self) -> int:
         """Count the bytes of all tensors that are held."""
@@ -95,20 +77,10 @@ class StreamState:
 class DecoderState(StreamState):
     """State of a streaming decode between two calls."""
 
-    @classmethod
-    def fresh(cls) -> "DecoderState":
-        """Return the state of a session that has not begun."""
-        return cls()
-
 
 @dataclass(frozen=True, slots=True)
 class EncoderState(StreamState):
     """State of a streaming encode between two calls."""
-
-    @classmethod
-    def fresh(cls) -> "EncoderState":
-        """Return the state of a session that has not begun."""
-        return cls()
 
     def same_history(self, other: "EncoderState") -> bool:
         """Tell whether both would continue with the same bits."""
@@ -117,7 +89,3 @@ class EncoderState(StreamState):
             a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
             for a, b in zip(mine, theirs, strict=True)
         )
-
-
-def _present(*frames: Tensor | None) -> Iterator[Tensor]:
-    return (tensor for tensor in frames if tensor is not None)

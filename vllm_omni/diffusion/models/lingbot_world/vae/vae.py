@@ -7,13 +7,14 @@ depend on how a rollout is cut into calls: chunk plans agree bit for bit.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from importlib import import_module
 
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, TEMPORAL_FACTOR, VideoGeometry
+from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, TEMPORAL_FACTOR
 from vllm_omni.diffusion.models.lingbot_world.vae.coders import Decoder, Encoder
 from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, Columns
 from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS, VaeConfig
@@ -23,7 +24,6 @@ from vllm_omni.diffusion.models.lingbot_world.vae.convolution import (
     Preparable,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.layers import ChannelNorm, NormSilu
-from vllm_omni.diffusion.models.lingbot_world.vae.peak import LivePeak
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 
 
@@ -97,30 +97,6 @@ class WanVAE(nn.Module):
         """Return the numbers of channels that are normalised."""
         return {norm.gamma.numel() for norm in self._norms()}
 
-    def state_bytes(self, geometry: VideoGeometry) -> int:
-        """Count the bytes of a session's encoder and decoder histories at a size, in this dtype."""
-        height, width = geometry.height, geometry.width
-        return self.encoder_state_bytes(height, width) + self.decoder_state_bytes(height, width)
-
-    def encoder_state_bytes(self, height: int, width: int) -> int:
-        """Count the bytes of an encoder's history for frames, or a rank's columns, of this size."""
-        return _encoder_bytes(self.config, self.dtype, height, width)
-
-    def decoder_state_bytes(self, height: int, width: int) -> int:
-        """Count the bytes of a decoder's history for frames, or a rank's columns, of this size."""
-        return _decoder_bytes(self.config, self.dtype, height, width)
-
-    def activation_bytes(self, height: int, width: int) -> int:
-        """Count what a decoder's layers take at most for frames of this size, history apart.
-
-        The count is of tensors: what a convolution takes inside comes on top.
-        """
-        return _decoder_activations(self.config, self.dtype, height, width)
-
-    def encoder_activation_bytes(self, height: int, width: int) -> int:
-        """Count the same for the encoder."""
-        return _encoder_activations(self.config, self.dtype, height, width)
-
     def encode(
         self,
         pixels: Float[Tensor, "3 pixel_frames height width"],
@@ -151,7 +127,7 @@ class WanVAE(nn.Module):
         """Encode as :meth:`encode` does, but return posterior means, then log-variances."""
         spans = list(_latent_frame_spans(pixels.shape[1], started=state.latent_frames > 0))
         _check_sides(pixels.shape[2], pixels.shape[3])
-        history = state.history or self.encoder.fresh()
+        history = state.history
         moments: list[Tensor] = []
         for first, after in spans:
             span = pixels[:, first:after].to(self.dtype).permute(1, 2, 3, 0).contiguous()
@@ -187,7 +163,7 @@ class WanVAE(nn.Module):
             SPATIAL_FACTOR * latent_width,
             COLOURS,
         )
-        history = state.history or self.decoder.fresh()
+        history = state.history
         done = 0
         for frame in scaled.split(1):
             decoded, history = self.decoder(self.post_quant_conv(frame), history, columns)
@@ -199,51 +175,6 @@ class WanVAE(nn.Module):
 
     def _norms(self) -> Iterator[ChannelNorm]:
         return (module for module in self.modules() if isinstance(module, ChannelNorm))
-
-
-def _shadow(config: VaeConfig, dtype: torch.dtype) -> WanVAE:
-    """Make the same network without memory; call it under the meta device."""
-    shadow = WanVAE(config).to(dtype)
-    shadow.prepare()
-    return shadow
-
-
-@cache
-def _encoder_bytes(config: VaeConfig, dtype: torch.dtype, height: int, width: int) -> int:
-    with torch.device("meta"), torch.inference_mode():
-        image = torch.empty(COLOURS, 1, height, width)
-        return _shadow(config, dtype).encode(image, EncoderState.fresh())[1].bytes()
-
-
-@cache
-def _decoder_bytes(config: VaeConfig, dtype: torch.dtype, height: int, width: int) -> int:
-    rows, columns = height // SPATIAL_FACTOR, width // SPATIAL_FACTOR
-    with torch.device("meta"), torch.inference_mode():
-        latents = torch.empty(config.z_dim, 1, rows, columns)
-        return _shadow(config, dtype).decode(latents, DecoderState.fresh())[1].bytes()
-
-
-@cache
-def _decoder_activations(config: VaeConfig, dtype: torch.dtype, height: int, width: int) -> int:
-    rows, columns = height // SPATIAL_FACTOR, width // SPATIAL_FACTOR
-    with torch.device("meta"), torch.inference_mode():
-        latents = torch.empty(config.z_dim, 1, rows, columns)
-        shadow = _shadow(config, dtype)
-        _, state = shadow.decode(latents, DecoderState.fresh())  # its frame is one pixel frame
-        with LivePeak() as live:
-            _, state = shadow.decode(latents, state)
-        return live.peak_bytes - state.bytes()
-
-
-@cache
-def _encoder_activations(config: VaeConfig, dtype: torch.dtype, height: int, width: int) -> int:
-    with torch.device("meta"), torch.inference_mode():
-        shadow = _shadow(config, dtype)
-        _, state = shadow.encode(torch.empty(COLOURS, 1, height, width), EncoderState.fresh())
-        pixels = torch.empty(COLOURS, 1, 1, 1).expand(COLOURS, TEMPORAL_FACTOR, height, width)
-        with LivePeak() as live:
-            _, state = shadow.encode(pixels, state)
-        return live.peak_bytes - state.bytes()
 
 
 def _latent_frame_spans(pixel_frames: int, *, started: bool) -> Iterator[tuple[int, int]]:
@@ -263,3 +194,46 @@ def _check_sides(height: int, width: int) -> None:
         raise ValueError(
             f"sides of a frame must be multiples of {SPATIAL_FACTOR} pixels, got {width}x{height}"
         )
+
+
+_FRAMES, _ROWS, _COLUMNS = 2, 3, 5
+_KERNEL_FILE = "vllm_omni.diffusion.models.lingbot_world.vae.norm_silu"
+
+
+def fuse_norms(vae: WanVAE) -> bool:
+    """Let each norm before a SiLU be one kernel with it. Only a GPU has such a kernel.
+
+    Needs Triton. The kernel is compiled here for all sizes of frames, never within a chunk.
+
+    Returns:
+        False if the kernel is wrong on this GPU. Nothing is changed then.
+    """
+    if vae.device.type != "cuda":
+        return True
+    kernel = import_module(_KERNEL_FILE).norm_silu
+    right = all(kernel_is_right(kernel, n, vae.dtype, vae.device) for n in vae.norm_widths())
+    if right:
+        vae.fuse_norms(kernel)
+    return right
+
+
+def kernel_is_right(
+    kernel: NormSilu, channels: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Tell whether a kernel computes a small random case as separate calls do.
+
+    A sum in another order may round the norm one step of ``eps |v|`` further. The slope of SiLU is
+    at most 1.1, and rounding its own result adds half a step on both sides.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shape = (_FRAMES, _ROWS, _COLUMNS, channels)
+    x = torch.randn(shape, generator=generator).to(dtype)
+    scale = torch.randn(channels, generator=generator)
+    normed = F.normalize(x.float(), dim=-1) * scale
+    wanted = F.silu(normed.to(dtype).float())
+    # Borders show whether the kernel writes its own columns alone.
+    frames = torch.zeros(_FRAMES, _ROWS, _COLUMNS + 2, channels, dtype=dtype, device=device)
+    kernel(x.to(device), scale.to(device), frames[:, :, 1:-1])
+    error = (frames.cpu().float() - F.pad(wanted, (0, 0, 1, 1))).abs()
+    allowed = 2.2 * torch.finfo(dtype).eps * float(normed.abs().max())
+    return float(error.max()) <= allowed and not frames[:, :, [0, -1]].any()

@@ -15,9 +15,13 @@ from torch import Tensor
 
 from tests.helpers.vae_builders import random_latents, tiny_vae
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
-from vllm_omni.diffusion.models.lingbot_world.vae import DecoderState, EncoderState
-from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, Columns
-from vllm_omni.diffusion.models.lingbot_world.vae.spatial_shard import ColumnShard, GroupExchange
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import (
+    WHOLE_FRAME,
+    Columns,
+    ColumnShard,
+    HaloExchange,
+)
+from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
 
@@ -42,15 +46,15 @@ def decode_sharded(rank: int, size: int, directory: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank,
                             world_size=size)  # fmt: skip
     group = RankGroup(rank=rank, size=size, group=dist.group.WORLD)
-    cases = {width: decode_case(GroupExchange(group), width) for width in LATENT_WIDTHS[size]}
+    cases = {width: decode_case(HaloExchange(group), width) for width in LATENT_WIDTHS[size]}
     torch.save(cases, f"{directory}/rank{rank}.pt")
     dist.destroy_process_group()
 
 
 @torch.inference_mode()
-def decode_case(exchange: GroupExchange, latent_width: int) -> Case:
+def decode_case(exchange: HaloExchange, latent_width: int) -> Case:
     columns = ColumnShard(exchange, latent_width)
-    state, videos = DecoderState.fresh(), []
+    state, videos = DecoderState(), []
     slab_width = 0
     for chunk in random_latents(6, HEIGHT, 8 * latent_width).split(3, dim=1):
         slab, state = tiny_vae().decode(chunk, state, columns)
@@ -64,7 +68,7 @@ def encoded(latent_width: int, columns: Columns) -> tuple[Tensor, EncoderState]:
     """Latents of two chunks of noise, whole on every rank, and the state after them."""
     noise = torch.Generator().manual_seed(latent_width)
     pixels = torch.rand(3, 21, HEIGHT, 8 * latent_width, generator=noise) * 2 - 1
-    first, state = tiny_vae().encode(pixels[:, :9], EncoderState.fresh(), columns)
+    first, state = tiny_vae().encode(pixels[:, :9], EncoderState(), columns)
     second, state = tiny_vae().encode(pixels[:, 9:], state, columns)
     return torch.cat([first, second], dim=1), state
 
@@ -84,7 +88,7 @@ def sharded(
 
 @torch.inference_mode()
 def whole(latent_width: int) -> tuple[Tensor, int]:
-    state, videos = DecoderState.fresh(), []
+    state, videos = DecoderState(), []
     for chunk in random_latents(6, HEIGHT, 8 * latent_width).split(3, dim=1):
         video, state = tiny_vae().decode(chunk, state)
         videos.append(video.permute(1, 2, 3, 0))
@@ -126,18 +130,16 @@ def test_each_rank_keeps_its_share_of_the_state(sharded: list[dict[int, Case]]):
 
 def test_one_rank_is_the_whole_frame():
     """Bitwise: the halo of a rank that is alone is the zero padding."""
-    case = decode_case(GroupExchange(SINGLE), 5)
+    case = decode_case(HaloExchange(SINGLE), 5)
     expected, state_bytes = whole(5)
     assert torch.equal(case.video, expected)
     assert case.state_bytes == state_bytes
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recorded(HaloExchange):
     """One of several ranks, with neighbours whose borders are given."""
 
-    rank: int
-    size: int
     left: Tensor | None
     right: Tensor | None
 
@@ -147,7 +149,12 @@ class Recorded:
         return self.left, self.right
 
     def gather(self, slab: Tensor) -> Tensor:
-        return torch.stack([slab + 100 * (rank - self.rank) for rank in range(self.size)])
+        group = self.group
+        return torch.stack([slab + 100 * (rank - group.rank) for rank in range(group.size)])
+
+
+def place(rank: int, size: int) -> RankGroup:
+    return RankGroup(rank, size, None)
 
 
 def columns_of(frame: Tensor) -> list[float]:
@@ -169,11 +176,11 @@ def bordered(shard: ColumnShard, slab: Tensor) -> list[float]:
 def test_borders_are_the_neighbours_and_columns_beyond_the_frame_are_zeros():
     """Five latent columns on three ranks, at twice the resolution: ten of twelve are inside."""
     neighbour = frame_of(7.0)
-    last = ColumnShard(Recorded(2, 3, neighbour, None), 5)
+    last = ColumnShard(Recorded(place(2, 3), neighbour, None), 5)
     assert bordered(last, frame_of(1, 2, 3, 4)) == [7, 1, 2, 0, 0, 0]
-    middle = ColumnShard(Recorded(1, 3, neighbour, frame_of(8.0)), 5)
+    middle = ColumnShard(Recorded(place(1, 3), neighbour, frame_of(8.0)), 5)
     assert bordered(middle, frame_of(1, 2, 3, 4)) == [7, 1, 2, 3, 4, 8]
-    first = ColumnShard(Recorded(0, 3, None, neighbour), 5)
+    first = ColumnShard(Recorded(place(0, 3), None, neighbour), 5)
     assert bordered(first, frame_of(1, 2, 3, 4)) == [0, 1, 2, 3, 4, 7]
 
 
@@ -184,23 +191,21 @@ def test_the_next_column_is_the_neighbours_and_columns_beyond_the_frame_are_zero
         (0, neighbour, [1, 2, 3, 4, 8]),
         (2, None, [1, 2, 0, 0, 0]),
     ):
-        made = ColumnShard(Recorded(rank, 3, None, right), 5).right_and_below(slab)
+        made = ColumnShard(Recorded(place(rank, 3), None, right), 5).right_and_below(slab)
         assert columns_of(made) == expected
         assert columns_of(made[:, 1:]) == [0] * 5
 
 
 def test_a_rank_wholly_beyond_the_frame_sees_zeros():
     """Five latent columns on four ranks: the third ends them with one of its two."""
-    shard = ColumnShard(Recorded(3, 4, frame_of(7.0), None), 5)
+    shard = ColumnShard(Recorded(place(3, 4), frame_of(7.0), None), 5)
     assert bordered(shard, frame_of(1, 2, 3, 4)) == [7, 0, 0, 0, 0, 0]
     assert columns_of(shard.right_and_below(frame_of(1, 2, 3, 4))) == [0] * 5
 
 
 def test_own_and_gather_undo_each_other_up_to_the_padding():
-    shard = ColumnShard(Recorded(1, 3, None, None), 5)
+    shard = ColumnShard(Recorded(place(1, 3), None, None), 5)
     assert columns_of(shard.own(frame_of(1, 2, 3, 4, 5))) == [3, 4]
-    assert columns_of(ColumnShard(Recorded(2, 3, None, None), 5).own(frame_of(1, 2, 3, 4, 5))) == [
-        5,
-        0,
-    ]
+    last = ColumnShard(Recorded(place(2, 3), None, None), 5)
+    assert columns_of(last.own(frame_of(1, 2, 3, 4, 5))) == [5, 0]
     assert columns_of(shard.gather(frame_of(3, 4))) == [-97, -96, 3, 4, 103]
