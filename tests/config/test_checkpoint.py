@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
-from vllm_omni.config.checkpoint import find_checkpoint
 from vllm_omni.config.deploy_file import load_deploy_file
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.registry import model_of
 from vllm_omni.errors import CheckpointError, ConfigError
+from vllm_omni.model_extras import find_checkpoint
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 

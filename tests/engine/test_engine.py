@@ -295,7 +295,7 @@ def test_closing_while_a_group_is_relaunched_starts_no_other():
         assert closed.wait(10)
 
     supervisor = WorkerSupervisor(make, warm_up=None, sleep=sleep)
-    engine = Engine(supervisor, EngineMetrics("m"), max_queued=4)
+    engine = Engine(lambda _: supervisor, EngineMetrics("m"), max_queued=4)
     engine.start()
     loop = engine._replicas[0]._thread
     assert loop is not None

@@ -319,7 +319,7 @@ def test_a_group_that_cannot_start_again_is_not_tried_for_ever():
     slept: list[float] = []
     made = iter([FakeExecutor(), *(Broken(WorkerFailedError("no port")) for _ in range(5))])
     supervisor = WorkerSupervisor(lambda: next(made), warm_up=None, sleep=slept.append)
-    engine = Engine(supervisor, EngineMetrics("m"), max_queued=1)
+    engine = Engine(lambda _: supervisor, EngineMetrics("m"), max_queued=1)
     engine.start()
     supervisor.executor.failures[0, 0] = WorkerFailedError("rank 0 died")
     engine.open(make_request(), lambda _: None)

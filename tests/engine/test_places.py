@@ -5,7 +5,7 @@ import pytest
 from tests.helpers.engine_bench import make_session
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import GroupCapacity
-from vllm_omni.engine.places import Places, num_placeable
+from vllm_omni.engine.places import Fleet, Places
 from vllm_omni.engine.session import EngineSession, SessionStatus
 from vllm_omni.errors import OutOfKVMemoryError
 
@@ -29,7 +29,9 @@ def place(places: Places, *sessions: EngineSession) -> None:
 
 
 def placeable(line: list[EngineSession], places: Places) -> int:
-    return num_placeable(line, [places.room()])
+    fleet = Fleet()
+    fleet._replicas[0] = places
+    return fleet.num_placeable(line)
 
 
 def test_without_a_group_nobody_is_placeable_and_everything_may_fit():

@@ -19,10 +19,10 @@ from tests.helpers.fake_executor import FakeExecutor, make_request
 from tests.helpers.faults import process_ids
 from tests.helpers.local_server import wait_until
 from vllm_omni.config.resolve import resolve
+from vllm_omni.diffusion.data import ReplicaConfig
 from vllm_omni.diffusion.executor import Executor
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.engine.engine import Engine
-from vllm_omni.engine.growth import Growth
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.session import Ended, EndReason, EngineSession, SessionEvent, SessionStatus
 from vllm_omni.engine.supervisor import MAX_RESTARTS, WorkerSupervisor
@@ -53,9 +53,9 @@ class Churn:
         self._make_executor, self._patience_s = make_executor, patience_s
         self.ended: dict[str, list[Ended]] = {}
         self.kills: Counter[int] = Counter()
-        growth = Growth(self._supervisor, SERVING, SERVING + DRAINS)
+        config = ReplicaConfig(SERVING, SERVING + DRAINS)
         metrics = EngineMetrics("m", by_replica=True)
-        self.engine = Engine(self._supervisor(0), metrics, max_queued=LINE, growth=growth)
+        self.engine = Engine(self._supervisor, metrics, max_queued=LINE, config=config)
 
     def _supervisor(self, replica: int) -> WorkerSupervisor:
         def make() -> Executor:

@@ -8,9 +8,9 @@ import pytest
 
 from tests.helpers.engine_bench import Reader, chunk_indices, wait_until
 from tests.helpers.fake_executor import FakeExecutor, make_request
-from vllm_omni.engine import fleet
-from vllm_omni.engine.engine import Engine
-from vllm_omni.engine.growth import Growth
+from vllm_omni.diffusion.data import ReplicaConfig
+from vllm_omni.engine import places
+from vllm_omni.engine.engine import Engine, idle_replica, needs_one_more
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.roster import Demand
 from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened, SessionEvent, Waiting
@@ -34,15 +34,9 @@ class Replicas:
         self, *of_replica: list[FakeExecutor], least: int | None = None, max_queued: int = 4, **more
     ) -> None:
         self.executors = of_replica
-        growth = Growth(
-            self._supervisor, len(of_replica) if least is None else least, len(of_replica), **more
-        )
-        self.engine = Engine(
-            self._supervisor(0),
-            EngineMetrics("m", by_replica=True),
-            max_queued=max_queued,
-            growth=growth,
-        )
+        config = ReplicaConfig(len(of_replica) if least is None else least, len(of_replica), **more)
+        metrics = EngineMetrics("m", by_replica=True)
+        self.engine = Engine(self._supervisor, metrics, max_queued=max_queued, config=config)
 
     def _supervisor(self, replica: int) -> WorkerSupervisor:
         generations = iter(self.executors[replica])
@@ -129,7 +123,7 @@ class TestPlaces:
                 made.open(height=512)
 
     def test_a_replica_that_hangs_holds_nobody_up(self, monkeypatch):
-        monkeypatch.setattr(fleet, "AT_HAND_S", 0.1)
+        monkeypatch.setattr(places, "AT_HAND_S", 0.1)
         hanging, other = FakeExecutor(sessions=3), FakeExecutor(sessions=2)
         with Replicas([hanging], [other]) as made:
             wait_until(made.all_ready)
@@ -358,21 +352,21 @@ class TestGrowth:
         ],
     )
     def test_rules(self, demand, one_more, one_less):
-        growth = Growth(lambda _: None, least=1, most=3, spare=0, idle_s=10.0)
-        assert growth.needs_one_more(demand) == one_more
-        assert growth.needs_one_less(demand) == one_less
+        config = ReplicaConfig(1, 3, spare=0, idle_s=10.0)
+        assert needs_one_more(config, demand) == one_more
+        assert idle_replica(config, demand) == one_less
 
     def test_there_are_no_fewer_than_the_least(self):
-        growth = Growth(lambda _: None, least=2, most=3)
-        assert growth.needs_one_more(Demand(0, 4, 1, 0, 4, {}))
-        assert not growth.needs_one_more(Demand(0, 4, 2, 1, 4, {}))
+        config = ReplicaConfig(2, 3)
+        assert needs_one_more(config, Demand(0, 4, 1, 0, 4, {}))
+        assert not needs_one_more(config, Demand(0, 4, 2, 1, 4, {}))
 
     def test_spare_places_are_kept(self):
-        growth = Growth(lambda _: None, least=1, most=3, spare=2, idle_s=10.0)
-        assert growth.needs_one_more(Demand(0, 1, 1, 0, 2, {}))
-        assert not growth.needs_one_more(Demand(0, 2, 1, 0, 2, {}))
-        assert growth.needs_one_less(Demand(0, 3, 2, 0, 2, {1: (2, 11.0)})) is None
-        assert growth.needs_one_less(Demand(0, 4, 2, 0, 2, {1: (2, 11.0)})) == 1
+        config = ReplicaConfig(1, 3, spare=2, idle_s=10.0)
+        assert needs_one_more(config, Demand(0, 1, 1, 0, 2, {}))
+        assert not needs_one_more(config, Demand(0, 2, 1, 0, 2, {}))
+        assert idle_replica(config, Demand(0, 3, 2, 0, 2, {1: (2, 11.0)})) is None
+        assert idle_replica(config, Demand(0, 4, 2, 0, 2, {1: (2, 11.0)})) == 1
 
 
 class Broken(FakeExecutor):

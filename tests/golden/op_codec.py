@@ -23,7 +23,7 @@ from vllm_omni.diffusion.models.lingbot_world.vae.columns import (
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
-from vllm_omni.inputs.bounds import normalise_prompt
+from vllm_omni.inputs.checking import normalise_prompt
 from vllm_omni.inputs.picture import load_image
 
 _CPU = torch.device("cpu")

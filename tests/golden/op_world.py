@@ -20,9 +20,8 @@ from vllm_omni.diffusion.models.lingbot_world.tokenizer import load_tokenizer
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.diffusion.worker.worker import Worker
-from vllm_omni.inputs.door import Door
 from vllm_omni.inputs.picture import load_image
-from vllm_omni.inputs.request import RequestPolicy
+from vllm_omni.inputs.request import Door, RequestPolicy
 
 _CPU = torch.device("cpu")
 _REQUEST = ("prompt", "image", "height", "width", "num_frames", "seed")

@@ -18,7 +18,7 @@ from vllm_omni.diffusion.distributed.parallel_state import (
     join_world,
     leave_world,
 )
-from vllm_omni.diffusion.executor.launch import PRELOADED
+from vllm_omni.diffusion.executor.worker_group import PRELOADED
 from vllm_omni.diffusion.registry import LINGBOT_WORLD
 
 RankFunction = Callable[..., Any]

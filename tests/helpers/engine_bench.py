@@ -18,7 +18,7 @@ class Bench:
         self.executors = list(executors) or [FakeExecutor()]
         self._next = iter(self.executors)
         supervisor = WorkerSupervisor(lambda: next(self._next), warm_up=None, sleep=lambda _: None)
-        self.engine = Engine(supervisor, EngineMetrics("m"), max_queued=max_queued)
+        self.engine = Engine(lambda _: supervisor, EngineMetrics("m"), max_queued=max_queued)
         if start:
             self.engine.start()
 

@@ -108,7 +108,7 @@ def _create(
         lambda: MultiprocExecutor(config, worker_main=faulty_worker),
         warm_up=warm_up_request(config.geometry, tokenize("warm-up")) if warm_up else None,
     )
-    engine = Engine(supervisor, EngineMetrics(model_name), max_queued=config.max_queued)
+    engine = Engine(lambda _: supervisor, EngineMetrics(model_name), max_queued=config.max_queued)
     return EngineClient(deployment, engine, tokenize)
 
 

@@ -73,7 +73,7 @@ async def running_server(
 ) -> AsyncIterator[Running]:
     """Serve until the block ends; then everything is closed."""
     supervisor = WorkerSupervisor(executor, warm_up=None, sleep=lambda _: None)
-    engine = Engine(supervisor, EngineMetrics(NAME), max_queued=max_queued)
+    engine = Engine(lambda _: supervisor, EngineMetrics(NAME), max_queued=max_queued)
     client = EngineClient(deployment or tiny_deployment(), engine, tiny_prompt)
     state = ServerState(client, config or ServerConfig((NAME,)))
     listener = socket.create_server(("127.0.0.1", 0))

@@ -87,7 +87,9 @@ class LocalServer(OnLoopback):
         self.executors = list(setup.executors)
         generations = iter(self.executors)
         supervisor = WorkerSupervisor(lambda: next(generations), warm_up=None, sleep=lambda _: None)
-        self.engine = Engine(supervisor, EngineMetrics(MODEL), max_queued=setup.max_queued)
+        self.engine = Engine(
+            lambda _: supervisor, EngineMetrics(MODEL), max_queued=setup.max_queued
+        )
         client = EngineClient(tiny_deployment(), self.engine, tiny_prompt)
         self.state = ServerState(client, setup.config, images=setup.images)
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -26,7 +26,7 @@ def serve(port: int) -> int:
     executor = FakeExecutor(noise=True)
     executor.num_pages = 1000
     supervisor = WorkerSupervisor(lambda: executor, warm_up=None)
-    engine = Engine(supervisor, EngineMetrics(MODEL), max_queued=4)
+    engine = Engine(lambda _: supervisor, EngineMetrics(MODEL), max_queued=4)
     config = ServerConfig((MODEL,))
     state = ServerState(EngineClient(tiny_deployment(), engine, tiny_prompt), config)
     app = create_app(state, Timers(stall=4.0, poll=0.1))

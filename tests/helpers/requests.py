@@ -8,9 +8,8 @@ from PIL import Image
 from vllm_omni.diffusion.messages import SessionRequest, TokenizedPrompt
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.data import NAMES, OmniDiffusionSamplingParams, rollout_fields
-from vllm_omni.inputs.door import Door
 from vllm_omni.inputs.picture import load_image
-from vllm_omni.inputs.request import RequestLimits, RequestPolicy
+from vllm_omni.inputs.request import Door, RequestLimits, RequestPolicy
 
 PICTURE = Image.new("RGB", (96, 64), (10, 20, 30))
 PROMPT = {"prompt": "A quiet harbour.", "multi_modal_data": {"image": PICTURE}}

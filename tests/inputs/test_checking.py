@@ -5,8 +5,19 @@ import pytest
 from pydantic import Field
 
 from vllm_omni.errors import InvalidRequestError
-from vllm_omni.inputs.bounds import Count, FlowShift, Fps, OutputType, Prompt, Seed, Text
-from vllm_omni.inputs.checking import Checked, renamed, require_text, validate
+from vllm_omni.inputs.checking import (
+    Checked,
+    Count,
+    FlowShift,
+    Fps,
+    OutputType,
+    Prompt,
+    Seed,
+    Text,
+    renamed,
+    require_text,
+    validate,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 

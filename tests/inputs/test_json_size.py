@@ -7,8 +7,12 @@ import pytest
 from vllm_omni.entrypoints.server.protocol import MAX_START_CHARS, parse_start
 from vllm_omni.entrypoints.server.video_form import start_of
 from vllm_omni.errors import InvalidRequestError
-from vllm_omni.inputs.bounds import MAX_PROMPT_CHARS, MAX_SHORT_CHARS
-from vllm_omni.inputs.checking import MAX_JSON_VALUES, require_few_values
+from vllm_omni.inputs.checking import (
+    MAX_JSON_VALUES,
+    MAX_PROMPT_CHARS,
+    MAX_SHORT_CHARS,
+    require_few_values,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.helpers.requests import PICTURE, PROMPT, parse, policy, refused, with_image
 from vllm_omni.diffusion.messages import LiveCamera, OutputKind, ScriptedKeys
 from vllm_omni.errors import InvalidRequestError
-from vllm_omni.inputs.bounds import MAX_PROMPT_CHARS, normalise_prompt
+from vllm_omni.inputs.checking import MAX_PROMPT_CHARS, normalise_prompt
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

@@ -10,7 +10,7 @@ from tests.helpers.requests import IDLE_CHUNK, parse, policy, refused, with_imag
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import LiveCamera, RecordedCamera
-from vllm_omni.inputs.bounds import MAX_CHUNKS
+from vllm_omni.inputs.checking import MAX_CHUNKS
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

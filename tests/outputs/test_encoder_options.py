@@ -2,9 +2,9 @@
 
 import pytest
 
+from vllm_omni.diffusion.messages import EncoderOptions
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.checking import validate
-from vllm_omni.outputs.encoder_options import EncoderOptions
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 

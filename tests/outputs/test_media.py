@@ -7,8 +7,8 @@ import av
 import numpy as np
 import pytest
 
+from vllm_omni.diffusion.messages import EncoderOptions
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
-from vllm_omni.outputs.encoder_options import EncoderOptions
 from vllm_omni.outputs.media import ChunkEncoder
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]

@@ -11,13 +11,12 @@ import pytest
 from docs.reference import protocol_docs
 from tests.helpers.requests import parse
 from vllm_omni.diffusion.camera_motion import MOVE_STEP, CameraMotion
-from vllm_omni.diffusion.messages import TokenizedPrompt
+from vllm_omni.diffusion.messages import EncoderOptions, TokenizedPrompt
 from vllm_omni.engine.interactions import ControlEvent, InteractionBox, SteeredCamera
 from vllm_omni.entrypoints.server import protocol
 from vllm_omni.errors import EventConflictError, InteractionError, InvalidRequestError
 from vllm_omni.inputs.checking import validate
 from vllm_omni.inputs.interaction import Interaction, control_event, parse_camera_payload
-from vllm_omni.outputs.encoder_options import EncoderOptions
 from vllm_omni.outputs.media import ChunkEncoder
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]

@@ -22,8 +22,7 @@ from vllm_omni.diffusion.geometry import (
 )
 from vllm_omni.diffusion.utils.scenes import first_picture
 from vllm_omni.errors import InvalidRequestError
-from vllm_omni.inputs.bounds import PositiveInt
-from vllm_omni.inputs.checking import Message, validate
+from vllm_omni.inputs.checking import Message, PositiveInt, validate
 
 DEFAULT_WARMUP_CHUNKS = 6
 DEFAULT_NUM_CHUNKS = 16

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_omni import envs
-from vllm_omni.config.checkpoint import find_checkpoint, require_model
 from vllm_omni.config.deploy_file import DeployFile, load_deploy_file
 from vllm_omni.config.devices import (
     check_device_count,
@@ -33,7 +32,7 @@ from vllm_omni.diffusion.data import (
 )
 from vllm_omni.diffusion.registry import ModelEntry, model_of
 from vllm_omni.errors import ConfigError, ConfigTypeError
-from vllm_omni.model_extras import get_model_class_name
+from vllm_omni.model_extras import find_checkpoint, get_model_class_name, require_model
 from vllm_omni.setting import HIDDEN, Setting, construct, no_effect_notes, values_of
 
 STAGE_ORIGIN = "stage override"

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.errors import ConfigError, ConfigTypeError, UnsupportedParallelismError
-from vllm_omni.inputs.bounds import FlowShift, Fps, Frames, OutputType, Seed, Side
+from vllm_omni.inputs.checking import FlowShift, Fps, Frames, OutputType, Seed, Side
 from vllm_omni.other_keys import PARALLEL_KEYS
 from vllm_omni.setting import (
     PARALLEL,

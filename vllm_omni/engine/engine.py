@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
-from vllm_omni.engine.growth import Growth
+from vllm_omni.diffusion.data import ReplicaConfig
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.replica import Replica
+from vllm_omni.engine.roster import Demand
 from vllm_omni.engine.scheduler import Scheduler
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.errors import InvalidRequestError, OmniError
@@ -26,21 +28,22 @@ class Engine(Scheduler):
     workers.
 
     Args:
-        supervisor: of the first replica.
-        growth: how there are more replicas; ``None`` for one for ever.
+        make_supervisor: makes the supervisor of the replica with a number.
+        config: how many replicas there are.
     """
 
     def __init__(
         self,
-        supervisor: WorkerSupervisor,
+        make_supervisor: Callable[[int], WorkerSupervisor],
         metrics: EngineMetrics,
         *,
         max_queued: int,
-        growth: Growth | None = None,
+        config: ReplicaConfig | None = None,
     ) -> None:
         super().__init__(metrics, max_queued=max_queued)
-        self._growth = growth
-        self._replicas = {0: Replica(0, supervisor, self)}
+        self._make_supervisor = make_supervisor
+        self._config = config or ReplicaConfig()
+        self._replicas = {0: Replica(0, make_supervisor(0), self)}
         self._drained: set[int] = set()
         self._keeper: threading.Thread | None = None
 
@@ -50,22 +53,18 @@ class Engine(Scheduler):
         Raises:
             OmniError: if no replica comes up; every session in line has got the same error.
         """
-        growth = self._growth
-        if growth is None:
-            self._replicas[0].start()
-            return
-        for number in range(1, growth.least):
-            self._add(number, growth)
+        for number in range(1, self._config.num_replicas):
+            self._add(number)
         try:
             self._replicas[0].start()
         except OmniError as error:
             if self.failure is not None or self.draining:
                 raise
             logger.critical("replica 0 did not start: %s", error)
-            self._begin_keeping(growth)
+            self._begin_keeping()
             self._wait_for_another()
         else:
-            self._begin_keeping(growth)
+            self._begin_keeping()
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Drain, wait for the running chunks, end the workers; a second call does nothing.
@@ -92,7 +91,7 @@ class Engine(Scheduler):
         Raises:
             InvalidRequestError: if there is no such replica, or no other one that serves.
         """
-        if self._growth is None:
+        if self._config.most == 1:
             raise InvalidRequestError("there is one replica; end the server instead")
         newly = number not in self._drained
         # Before it ends: its number must not be used again in between.
@@ -105,11 +104,10 @@ class Engine(Scheduler):
             raise
         logger.info("replica %d: draining", number)
 
-    def _add(self, number: int, growth: Growth) -> None:
+    def _add(self, number: int) -> None:
         self.add_replica(number)
-        replica = Replica(number, growth.make_supervisor(number), self)
-        self._replicas[number] = replica
-        replica.start_beside()
+        self._replicas[number] = Replica(number, self._make_supervisor(number), self)
+        self._replicas[number].start_beside()
 
     def _wait_for_another(self) -> None:
         """Wait until a replica serves; raises OmniError if none comes up."""
@@ -118,23 +116,24 @@ class Engine(Scheduler):
                 raise self.failure
             time.sleep(_LOOK_S)
 
-    def _begin_keeping(self, growth: Growth) -> None:
-        self._keeper = threading.Thread(
-            target=self._keep_replicas, args=(growth,), name="replicas", daemon=True
-        )
-        self._keeper.start()
+    def _begin_keeping(self) -> None:
+        if self._config.most > 1:
+            self._keeper = threading.Thread(
+                target=self._keep_replicas, name="replicas", daemon=True
+            )
+            self._keeper.start()
 
-    def _keep_replicas(self, growth: Growth) -> None:
+    def _keep_replicas(self) -> None:
         """Remove replicas that have ended; start and retire others as sessions come and go."""
         while not self.draining and self.failure is None:
             self._remove_ended()
-            demand, unused = self.demand(), self._unused_number(growth)
+            demand, unused = self.demand(), self._unused_number()
             if unused is None:
                 self.end_if_lost()
-            if unused is not None and growth.needs_one_more(demand):
+            if unused is not None and needs_one_more(self._config, demand):
                 logger.info("%d wait: starting replica %d", demand.waiting, unused)
-                self._add(unused, growth)
-            elif (number := growth.needs_one_less(demand)) is not None:
+                self._add(unused)
+            elif (number := idle_replica(self._config, demand)) is not None:
                 self._retire_idle(number)
             time.sleep(_LOOK_S)
 
@@ -146,10 +145,10 @@ class Engine(Scheduler):
         else:
             logger.info("replica %d: idle, ends", number)
 
-    def _unused_number(self, growth: Growth) -> int | None:
+    def _unused_number(self) -> int | None:
         """The lowest number, and with it the devices, that no replica uses; drained ones rest."""
         used = self._replicas.keys() | self._drained
-        return next((number for number in range(growth.most) if number not in used), None)
+        return next((number for number in range(self._config.most) if number not in used), None)
 
     def _remove_ended(self) -> None:
         for status in self.replicas():
@@ -159,3 +158,23 @@ class Engine(Scheduler):
                 del self._replicas[status.number]
                 self.remove_replica(status.number)
                 logger.info("replica %d: ended", status.number)
+
+
+def needs_one_more(config: ReplicaConfig, demand: Demand) -> bool:
+    """Whether the replicas are too few, or the free places and those that are coming."""
+    wanted = demand.waiting + config.spare
+    coming = demand.free + demand.coming * demand.places_each
+    too_few = wanted > coming or demand.alive < config.num_replicas
+    return too_few and demand.alive < config.most
+
+
+def idle_replica(config: ReplicaConfig, demand: Demand) -> int | None:
+    """Return the replica that may end, the one with the highest number; ``None`` for none."""
+    if demand.waiting or demand.coming or demand.alive <= config.num_replicas:
+        return None
+    idle = [
+        replica
+        for replica, (places, idle_s) in demand.idle.items()
+        if idle_s >= config.idle_s and demand.free - places >= config.spare
+    ]
+    return max(idle, default=None)

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_omni.engine.fleet import Fleet
 from vllm_omni.engine.metrics import EngineMetrics
+from vllm_omni.engine.places import Fleet
 from vllm_omni.engine.session import (
     ChunkTask,
     Ended,

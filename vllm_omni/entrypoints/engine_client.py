@@ -10,17 +10,15 @@ from pathlib import Path
 from prometheus_client import PlatformCollector, ProcessCollector
 
 from vllm_omni.config.resolve import ResolvedDeployment
-from vllm_omni.diffusion.data import ReplicaConfig, SamplingDefaults
+from vllm_omni.diffusion.data import SamplingDefaults
 from vllm_omni.diffusion.executor import connect, create_executor
 from vllm_omni.diffusion.messages import OutputKind, TokenizedPrompt
 from vllm_omni.diffusion.registry import ModelEntry
 from vllm_omni.engine.engine import Engine
-from vllm_omni.engine.growth import Growth
 from vllm_omni.engine.metrics import EngineMetrics
 from vllm_omni.engine.session import SessionEvent
 from vllm_omni.engine.supervisor import WorkerSupervisor, warm_up_request
-from vllm_omni.inputs.door import Door
-from vllm_omni.inputs.request import RequestPolicy
+from vllm_omni.inputs.request import Door, RequestPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +59,7 @@ class EngineClient:
         ProcessCollector(registry=metrics.registry)
         PlatformCollector(registry=metrics.registry)
         engine = Engine(
-            supervisor_of(0),
-            metrics,
-            max_queued=config.max_queued,
-            growth=_growth(config.replicas, supervisor_of),
+            supervisor_of, metrics, max_queued=config.max_queued, config=config.replicas
         )
         return cls(deployment, engine, tokenize)
 
@@ -94,16 +89,6 @@ class EngineClient:
         return Door(
             policy, self.engine.check_fits, self.model.prepare_picture, self.tokenize, names
         )
-
-
-def _growth(
-    replicas: ReplicaConfig, make_supervisor: Callable[[int], WorkerSupervisor]
-) -> Growth | None:
-    if replicas.most == 1:
-        return None
-    return Growth(
-        make_supervisor, replicas.num_replicas, replicas.most, replicas.spare, replicas.idle_s
-    )
 
 
 def _given(defaults: SamplingDefaults) -> dict[str, object]:

@@ -11,8 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validat
 from vllm_omni.diffusion.camera_motion import CameraMotion, CameraTarget, CameraVelocity
 from vllm_omni.diffusion.messages import TokenizedPrompt
 from vllm_omni.errors import InteractionError, InvalidRequestError
-from vllm_omni.inputs.bounds import NUMBER, Count, Prompt, Text
-from vllm_omni.inputs.checking import Checked, Message, validate
+from vllm_omni.inputs.checking import NUMBER, Checked, Count, Message, Prompt, Text, validate
 
 MAX_EVENT_ID_CHARS = 256
 CAMERA_FIELD = "multi_modal_data.camera"

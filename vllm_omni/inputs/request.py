@@ -1,13 +1,14 @@
 """What a client may ask for: any request becomes a :class:`RolloutRequest`, or an error.
 
-Everything is checked here that needs no picture and no file, against the bounds of the product,
-the limits of the model and what the deployment can do. :func:`session_request` then reads files
-and takes the picture. Nothing here loads torch.
+:class:`Door` is the one way in. It checks what needs no picture and no file, against the bounds of
+the product, the limits of the model and what the deployment can do; then it reads files and takes
+the picture. Nothing here loads torch.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -24,8 +25,10 @@ from vllm_omni.diffusion.messages import (
     TokenizedPrompt,
 )
 from vllm_omni.errors import InvalidRequestError, UnsupportedParallelismError
-from vllm_omni.inputs.bounds import (
+from vllm_omni.inputs.camera import CameraChoice, RecordedPath, read_camera, read_script
+from vllm_omni.inputs.checking import (
     MAX_SIDE,
+    Checked,
     FlowShift,
     Fps,
     Frames,
@@ -41,13 +44,16 @@ from vllm_omni.inputs.bounds import (
     Side,
     Steps,
     draw_seed,
+    renamed,
+    validate,
 )
-from vllm_omni.inputs.camera import CameraChoice, RecordedPath, read_camera, read_script
-from vllm_omni.inputs.checking import Checked, validate
 
 _DEVICE = re.compile(r"(cpu|cuda|npu)(:\d{1,3})?")
 _TICK_KEYS = ("ar_diffusion_tick", "session_id", "reset", "close_session")
-_LENGTHS = "a rollout has 9 + 12k pixel frames (9, 21, 33, 45, ...)"
+_OUTPUT_KINDS: Mapping[str | None, OutputKind] = {
+    "pil": OutputKind.UINT8,
+    "latent": OutputKind.LATENT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,56 +175,88 @@ class RolloutRequest(Checked):
         return VideoGeometry(self.height, self.width)
 
 
-def parse_rollout(given: Mapping[str, object], policy: RequestPolicy) -> RolloutRequest:
-    """Check a request as far as that is possible without its picture and without a file.
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Turns what a client asks for into a request of the engine, in the client's own words.
 
-    Args:
-        given: values by field of :class:`RolloutRequest`; ``None`` is a value that was not given.
-
-    Raises:
-        InvalidRequestError: naming the field, what was got and what is needed.
+    Attributes:
+        policy: what the deployment allows.
+        check_fits: raises for a size that the workers, where they are known, can never hold.
+        prepare_picture: decodes a first picture, as the model wants it.
+        tokenize: reads a prompt, as the model wants it.
+        names: fields of a request that these clients know by another name.
     """
-    request = validate(RolloutRequest, _with_defaults(given, policy.defaults))
-    _check_fixed(request, policy.limits)
-    _check_length(request)
-    _check_size(request, policy)
-    camera_of(request, policy)
-    return request
+
+    policy: RequestPolicy
+    check_fits: Callable[[VideoGeometry], None]
+    prepare_picture: Callable[[object], SourceImage]
+    tokenize: Callable[[str], TokenizedPrompt]
+    names: Mapping[str, str]
+
+    def check(self, given: Mapping[str, object]) -> RolloutRequest:
+        """Check a request as far as that needs no picture and no file.
+
+        Args:
+            given: values by field of :class:`RolloutRequest`; ``None`` is a value that was not
+                given.
+
+        Raises:
+            InvalidRequestError: naming the field, what was got and what is needed.
+            OutOfKVMemoryError: if its window can never fit.
+        """
+        with self._in_their_words():
+            request = validate(RolloutRequest, _with_defaults(given, self.policy.defaults))
+            _check_fixed(request, self.policy.limits)
+            _check_length(request)
+            _check_size(request, self.policy)
+            _camera_of(request, self.policy)
+        size = request.geometry or self.policy.geometry
+        if size is not None:
+            self.check_fits(size)
+        return request
+
+    def picture(self, source: object) -> SourceImage:
+        """Decode a picture; not for an event loop."""
+        with self._in_their_words():
+            return self.prepare_picture(source)
+
+    def complete(self, request: RolloutRequest, picture: SourceImage) -> SessionRequest:
+        """Tokenize the prompt and read what files a checked request names; not for an event loop.
+
+        Raises:
+            InvalidRequestError: for a camera that cannot be read or does not fit, or a picture
+                whose shape makes no video.
+        """
+        policy = self.policy
+        with self._in_their_words():
+            prompt = self.tokenize(request.prompt)
+            geometry = request.geometry or policy.geometry
+            if geometry is None:
+                geometry = _size_of_picture(picture, policy.limits.area)
+                _require_fit(geometry, policy)
+            return SessionRequest(
+                prompt=prompt,
+                image=picture,
+                height=geometry.height,
+                width=geometry.width,
+                num_chunks=request.num_chunks,
+                seed=request.seed,
+                camera=read_camera(_camera_of(request, policy)),
+                output=_OUTPUT_KINDS.get(request.output_type, policy.array_output),
+                flow_shift=request.extra_args.flow_shift,
+                fps=request.fps or policy.limits.native_fps,
+                generator_device=request.generator_device,
+            )
+
+    @contextmanager
+    def _in_their_words(self) -> Iterator[None]:
+        try:
+            yield
+        except InvalidRequestError as error:
+            raise renamed(error, self.names) from error
 
 
-def session_request(
-    request: RolloutRequest, prompt: TokenizedPrompt, picture: SourceImage, policy: RequestPolicy
-) -> SessionRequest:
-    """Complete a checked request: read a recorded path, take the size of the picture.
-
-    Reads files, so not for an event loop.
-    """
-    geometry = request.geometry or policy.geometry
-    if geometry is None:
-        geometry = _size_of_picture(picture, policy.limits.area)
-        _require_fit(geometry, policy)
-    return SessionRequest(
-        prompt=prompt,
-        image=picture,
-        height=geometry.height,
-        width=geometry.width,
-        num_chunks=request.num_chunks,
-        seed=request.seed,
-        camera=read_camera(camera_of(request, policy)),
-        output=_output_kind(request, policy),
-        flow_shift=request.extra_args.flow_shift,
-        fps=request.fps or policy.limits.native_fps,
-        generator_device=request.generator_device,
-    )
-
-
-def camera_of(request: RolloutRequest, policy: RequestPolicy) -> CameraChoice:
-    """The camera that a request asks for.
-
-    Raises:
-        InvalidRequestError: for two cameras, for none where one is needed, and for one that does
-            not fit the length.
-    """
+def _camera_of(request: RolloutRequest, policy: RequestPolicy) -> CameraChoice:
     path, script = request.extra_args.action_path, request.extra_args.camera_action_script
     if path is None and script is None:
         if policy.allow_live_camera:
@@ -301,7 +339,8 @@ def _check_length(request: RolloutRequest) -> None:
             "" if request.unbounded is None else "; or give unbounded: true for an endless world"
         )
         raise InvalidRequestError(
-            f"is required: {_LENGTHS}; none was given, and 1 counts as none{endless}",
+            "is required: a rollout has 9 + 12k pixel frames (9, 21, 33, 45, ...); none was given, "
+            f"and 1 counts as none{endless}",
             field="num_frames",
         )
     else:
@@ -349,13 +388,3 @@ def _size_of_picture(picture: SourceImage, area: int) -> VideoGeometry:
             field="height",
         )
     return VideoGeometry(height, width)
-
-
-def _output_kind(request: RolloutRequest, policy: RequestPolicy) -> OutputKind:
-    kinds = {
-        None: policy.array_output,
-        "np": policy.array_output,
-        "pil": OutputKind.UINT8,
-        "latent": OutputKind.LATENT,
-    }
-    return kinds[request.output_type]

@@ -13,9 +13,9 @@ from av.video.frame import PictureType
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 from jaxtyping import UInt8
 
+from vllm_omni.diffusion.messages import EncoderOptions
 from vllm_omni.logger import get_logger
 from vllm_omni.outputs import mp4_boxes
-from vllm_omni.outputs.encoder_options import EncoderOptions
 
 logger = get_logger(__name__)
 

@@ -20,9 +20,8 @@ from tests.helpers.faults import process_ids
 from tests.helpers.tiny import tiny_checkpoint_dir, tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor import worker_group
-from vllm_omni.diffusion.executor.launch import RankProcess
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
-from vllm_omni.diffusion.executor.worker_group import WorkerGroup
+from vllm_omni.diffusion.executor.worker_group import RankProcess, WorkerGroup
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import WorkerFailedError
 
@@ -44,15 +43,15 @@ import sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
-from vllm_omni.diffusion.executor import launch
+from vllm_omni.diffusion.executor import worker_group
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.worker import process
 from vllm_omni.errors import WorkerFailedError
 
-launch.PRELOADED = {preloaded!r}
-launch.model_of = lambda *_: SimpleNamespace(preload=())
+worker_group.PRELOADED = {preloaded!r}
+worker_group.model_of = lambda *_: SimpleNamespace(preload=())
 config = OmniDiffusionConfig(
     model={model!r}, dtype="float32", executor="mp", geometry=VideoGeometry(64, 96),
     parallel=DiffusionParallelConfig(ulysses_degree=2),
@@ -87,7 +86,7 @@ CUT_OFF = """
     starting.start()
     while not Path("loading").exists():
         time.sleep(0.05)
-    print(launch.forkserver._forkserver._forkserver_pid, flush=True)
+    print(worker_group.forkserver._forkserver._forkserver_pid, flush=True)
     executor.shutdown()
     starting.join()
 """
@@ -95,7 +94,7 @@ FORK_SERVER_KILLED = """
     group = WorkerGroup(config)
     group.launch(busy_main)
     tell(group)
-    launch.kill_fork_server()
+    worker_group.kill_fork_server()
     wait_for_loss(group)
     group.kill()
     again = WorkerGroup(config)
@@ -104,13 +103,13 @@ FORK_SERVER_KILLED = """
     again.kill()
 """
 SECOND_RANK_REFUSED = """
-    started = launch._started
+    started = worker_group._started
     def refusing(context, worker_main, task, pixels):
         if task.rank == 1:
             tell(group)
             raise BlockingIOError(11, "Resource temporarily unavailable")
         return started(context, worker_main, task, pixels)
-    launch._started = refusing
+    worker_group._started = refusing
     group = WorkerGroup(config)
     try:
         group.launch(busy_main)
@@ -266,7 +265,7 @@ def test_a_launch_that_failed_leaves_no_group(monkeypatch):
     def refuse(*_arguments: object) -> Iterator[RankProcess]:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(worker_group, "start_ranks", refuse)
+    monkeypatch.setattr(WorkerGroup, "_start_ranks", refuse)
     made = MultiprocExecutor(tiny_config("mp"))
     with pytest.raises(WorkerFailedError, match="could not be started: Resource temporarily"):
         made.start()

@@ -10,12 +10,11 @@ import pytest
 
 from tests.helpers.model_builders import keys_request, run_rollout, small_config, tiny_worker
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.messages import ChunkPlan, SessionRequest, VideoSettings
+from vllm_omni.diffusion.messages import ChunkPlan, EncoderOptions, SessionRequest, VideoSettings
 from vllm_omni.diffusion.worker import encoding, worker_class
 from vllm_omni.diffusion.worker.encoding import EncodingWorker
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.errors import OutOfKVMemoryError, SessionFailedError
-from vllm_omni.outputs.encoder_options import EncoderOptions
 from vllm_omni.outputs.media import ChunkEncoder
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]

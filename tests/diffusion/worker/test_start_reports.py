@@ -8,7 +8,7 @@ from multiprocessing import Pipe
 
 import pytest
 
-from vllm_omni.diffusion.executor.launch import launch_failure
+from vllm_omni.diffusion.executor.worker_group import launch_failure
 from vllm_omni.diffusion.worker.process import Refused, _ExitingPipe, _reporting
 from vllm_omni.errors import CheckpointError, WorkerFailedError
 
@@ -81,7 +81,7 @@ def test_sockets_do_not_need_a_short_temporary_folder(length):
     script = (
         "import tempfile\n"
         "from multiprocessing.connection import Listener\n"
-        "from vllm_omni.diffusion.executor.launch import _shorten_socket_names\n"
+        "from vllm_omni.diffusion.executor.worker_group import _shorten_socket_names\n"
         "_shorten_socket_names()\n"
         "with Listener(family='AF_UNIX') as one: print(one.address)\n"
         "print(tempfile.gettempdir())\n"

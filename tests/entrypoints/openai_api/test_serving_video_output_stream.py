@@ -5,10 +5,10 @@ import pytest
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.local_server import local_server
 from tests.helpers.socket_client import camera_event, socket_client, start_message
+from vllm_omni.diffusion.messages import EncoderOptions
 from vllm_omni.engine.interactions import InteractionBox
 from vllm_omni.entrypoints.server.realtime_video import Timers
 from vllm_omni.errors import DeviceOutOfMemoryError, InteractionError
-from vllm_omni.outputs.encoder_options import EncoderOptions
 from vllm_omni.outputs.media import ChunkEncoder
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]

@@ -38,7 +38,7 @@ CERTIFICATE = str(Path(__file__).parents[2] / "helpers/fixtures/localhost.pem")
 
 def client_of(workers: FakeExecutor) -> EngineClient:
     supervisor = WorkerSupervisor(lambda: workers, warm_up=None)
-    engine = Engine(supervisor, EngineMetrics(MODEL), max_queued=4)
+    engine = Engine(lambda _: supervisor, EngineMetrics(MODEL), max_queued=4)
     return EngineClient(tiny_deployment(), engine, tiny_prompt)
 
 

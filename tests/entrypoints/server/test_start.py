@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from vllm_omni.diffusion.messages import EncoderOptions
 from vllm_omni.entrypoints.server.protocol import SessionStart, parse_start
 from vllm_omni.errors import InvalidRequestError
 from vllm_omni.inputs.request import RolloutRequest
-from vllm_omni.outputs.encoder_options import EncoderOptions
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 

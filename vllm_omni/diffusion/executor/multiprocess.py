@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
 from vllm_omni.diffusion.executor.conversation import RankConversation
-from vllm_omni.diffusion.executor.launch import launch_failure
-from vllm_omni.diffusion.executor.worker_group import WorkerGroup
+from vllm_omni.diffusion.executor.worker_group import WorkerGroup, launch_failure
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,

@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 
 from vllm_omni import envs
-from vllm_omni.config.checkpoint import require_model
 from vllm_omni.config.deploy_file import PACKAGED_DIR
 from vllm_omni.config.layers import COMMAND_LINE
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
@@ -31,6 +30,7 @@ from vllm_omni.logger import (
     log_failure,
     spellings_of,
 )
+from vllm_omni.model_extras import require_model
 from vllm_omni.setting import HIDDEN
 from vllm_omni.system_errors import reason, sentence
 from vllm_omni.wording import shown

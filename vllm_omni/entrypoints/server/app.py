@@ -22,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from vllm_omni import __version__
 from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.config.server import ServerConfig
-from vllm_omni.diffusion.executor.launch import kill_fork_server
+from vllm_omni.diffusion.executor.worker_group import kill_fork_server
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.access import AccessControl, chosen_subprotocol
 from vllm_omni.entrypoints.server.channel import SocketChannel

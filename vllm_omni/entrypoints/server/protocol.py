@@ -13,8 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from vllm_omni.entrypoints.server.start import ImageReference, SessionStart
 from vllm_omni.errors import InvalidRequestError, OmniError
-from vllm_omni.inputs.bounds import Prompt, Seed
-from vllm_omni.inputs.checking import Message, require_few_values, validate
+from vllm_omni.inputs.checking import Message, Prompt, Seed, require_few_values, validate
 from vllm_omni.inputs.interaction import Interaction
 
 MAX_START_CHARS = 4_194_304

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
 from vllm_omni.diffusion.geometry import nearest_length
+from vllm_omni.diffusion.messages import EncoderOptions
 from vllm_omni.errors import InvalidRequestError
-from vllm_omni.inputs.bounds import (
+from vllm_omni.inputs.checking import (
     FlowShift,
     Fps,
     Frames,
     Guidance,
+    Message,
     NotNegative,
     Outputs,
     PositiveInt,
@@ -25,10 +27,9 @@ from vllm_omni.inputs.bounds import (
     Steps,
     Text,
     told_seed,
+    validate,
 )
-from vllm_omni.inputs.checking import Message, validate
 from vllm_omni.inputs.request import RolloutRequest
-from vllm_omni.outputs.encoder_options import EncoderOptions
 from vllm_omni.wording import refuse
 
 DEFAULT_FPS = 24.0

@@ -11,18 +11,16 @@ from typing import TypeVar
 
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_FRAMES, chunk_play_ms
-from vllm_omni.diffusion.messages import SessionRequest, SourceImage, VideoSettings
+from vllm_omni.diffusion.messages import EncoderOptions, SessionRequest, SourceImage, VideoSettings
 from vllm_omni.entrypoints.engine_client import EngineClient
 from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.protocol import Capabilities
 from vllm_omni.entrypoints.server.start import NAMES, SessionStart
 from vllm_omni.entrypoints.server.tracing import NO_TRACES, Traces
 from vllm_omni.entrypoints.server.worker_video import LiveVideo, WorkerVideo
-from vllm_omni.inputs.door import Door
 from vllm_omni.inputs.interaction import ControlEvent, Interaction, control_event
-from vllm_omni.inputs.request import RolloutRequest
+from vllm_omni.inputs.request import Door, RolloutRequest
 from vllm_omni.logger import get_logger
-from vllm_omni.outputs.encoder_options import EncoderOptions
 from vllm_omni.outputs.media import ChunkEncoder
 
 logger = get_logger(__name__)

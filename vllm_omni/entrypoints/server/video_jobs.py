@@ -20,7 +20,7 @@ from vllm_omni.entrypoints.server.http_errors import HttpRefusalError, message_o
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.video_rollout import FinishedVideo, VideoRequest, VideoRollout
 from vllm_omni.entrypoints.server.video_store import VideoStore
-from vllm_omni.inputs.bounds import told_seed
+from vllm_omni.inputs.checking import told_seed
 from vllm_omni.logger import get_logger
 
 logger = get_logger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_omni.diffusion.geometry import pixel_frames_of
-from vllm_omni.diffusion.messages import SessionRequest
+from vllm_omni.diffusion.messages import EncoderOptions, SessionRequest
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened, StopCause
 from vllm_omni.entrypoints.engine_client import EventQueue
@@ -17,7 +17,6 @@ from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.tracing import SessionTrace
 from vllm_omni.errors import SessionClosedError
-from vllm_omni.outputs.encoder_options import EncoderOptions
 from vllm_omni.outputs.media import ChunkEncoder
 from vllm_omni.system_errors import reason
 

@@ -18,8 +18,7 @@ from vllm_omni.diffusion.models.checkpoint_files import (
 )
 from vllm_omni.errors import CheckpointError, InvalidRequestError
 from vllm_omni.experimental.ar_diffusion.kv_cache.window import WindowLayout
-from vllm_omni.inputs.bounds import PositiveInt
-from vllm_omni.inputs.checking import Message, Model, validate
+from vllm_omni.inputs.checking import Message, Model, PositiveInt, validate
 
 TRANSFORMER_CLASS = "CausalLingBotWorldTransformer3DModel"
 PIPELINE_CLASS = "LingBotWorldCausalDMDPipeline"

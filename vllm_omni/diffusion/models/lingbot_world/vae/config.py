@@ -7,8 +7,7 @@ from pydantic import BaseModel, Field, StrictBool, model_validator
 
 from vllm_omni.diffusion.geometry import SPATIAL_FACTOR, TEMPORAL_FACTOR
 from vllm_omni.errors import CheckpointError, InvalidRequestError
-from vllm_omni.inputs.bounds import PositiveInt
-from vllm_omni.inputs.checking import validate
+from vllm_omni.inputs.checking import PositiveInt, validate
 from vllm_omni.logger import get_logger
 from vllm_omni.wording import shown
 
