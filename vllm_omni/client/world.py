@@ -32,7 +32,7 @@ from vllm_omni.entrypoints.server.protocol import (
 )
 
 if TYPE_CHECKING:
-    from vllm_omni.client.frames import FrameDecoder
+    from vllm_omni.outputs.media import FrameDecoder
 
 LOCAL_SERVER = "http://127.0.0.1:8000"
 
@@ -392,6 +392,6 @@ class WorldClient:
 
 
 def _frame_decoder() -> "FrameDecoder":
-    from vllm_omni.client.frames import FrameDecoder  # loads PyAV
+    from vllm_omni.outputs.media import FrameDecoder  # loads PyAV
 
     return FrameDecoder()

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Shaped
 
 from vllm_omni.config.resolve import resolve
-from vllm_omni.diffusion.messages import SessionRequest
+from vllm_omni.diffusion.messages import OutputKind, SessionRequest
 from vllm_omni.engine.session import ChunkReady, Ended, EndReason, StopCause
-from vllm_omni.entrypoints.engine_client import EngineClient, EventQueue
-from vllm_omni.entrypoints.outputs import ClipCollector, chunk_output
+from vllm_omni.entrypoints.engine_client import EngineClient, EventQueue, stage_seconds
 from vllm_omni.envs import detect_platform
 from vllm_omni.errors import InvalidRequestError, SessionClosedError
 from vllm_omni.inputs.checking import validate
 from vllm_omni.inputs.data import NAMES, OmniDiffusionSamplingParams, rollout_fields
 from vllm_omni.inputs.interaction import Interaction, control_event
 from vllm_omni.outputs import OmniRequestOutput
+
+_MIB = 2**20
+_LATENT_AXES = 5
 
 
 class AsyncOmni:
@@ -93,7 +99,7 @@ class AsyncOmni:
             raise InvalidRequestError(f"request_id {request_id!r} is running")
         collector = None
         if not self._client.deployment.streaming_output:
-            collector = ClipCollector(request)
+            collector = _ClipCollector(request)
         events = EventQueue()
         session_id = self._client.engine.open(request, events.put, request_id=request_id)
         self._session_ids[request_id] = session_id
@@ -103,7 +109,7 @@ class AsyncOmni:
                     continue
                 self.on_chunk()
                 if collector is None:
-                    yield chunk_output(request_id, session_id, prompt, event)
+                    yield _chunk_output(request_id, session_id, prompt, event)
                 else:
                     collector.add(event)
                 self._client.engine.delivered(session_id)
@@ -171,3 +177,92 @@ def _single_params(
             )
         return listed[0]
     return params or OmniDiffusionSamplingParams()
+
+
+def _chunk_output(
+    request_id: str, session_id: str, prompt: object, event: ChunkReady
+) -> OmniRequestOutput:
+    """One chunk of a stream.
+
+    Inside, the ids of session and request are the same: the caller's with a unique end.
+    """
+    unique_id = f"{request_id}-{session_id}"
+    result, receipt = event.result, event.receipt
+    latent = result.data.ndim == _LATENT_AXES
+    payload = _tensor(result.data) if latent else result.data
+    metadata = {
+        "ar_diffusion": {
+            "session_id": unique_id,
+            "request_id": unique_id,
+            "chunk_index": result.chunk_index,
+            "applied_event_ids": list(receipt.applied),
+        },
+        "stream": {
+            "generation_chunk_index": result.chunk_index,
+            "started_event_ids": list(receipt.started),
+            "active_event_ids": list(receipt.active),
+            "completed_event_ids": list(receipt.completed),
+        },
+    }
+    return OmniRequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        finished=event.last,
+        stage_id=0,
+        images=[payload],
+        latents=payload if latent else None,
+        multimodal_output={"metadata": metadata} | ({} if latent else {"video": payload}),
+        stage_durations=stage_seconds(result.timings),
+    )
+
+
+@dataclass(slots=True)
+class _ClipCollector:
+    """Gathers the chunks of a rollout into one clip.
+
+    The request alone says what the clip is made of: latents, float32 frames, or uint8 frames,
+    which a clip has only where PIL pictures were asked for (see ``EngineClient.parse``).
+    """
+
+    request: SessionRequest
+    chunks: list[Shaped[np.ndarray, "..."]] = field(default_factory=list)
+    durations: dict[str, float] = field(default_factory=dict)
+
+    def add(self, event: ChunkReady) -> None:
+        """Keep the pixels and the timings of one chunk."""
+        self.chunks.append(event.result.data)
+        for name, seconds in stage_seconds(event.result.timings).items():
+            self.durations[name] = self.durations.get(name, 0.0) + seconds
+
+    def output(self, request_id: str, prompt: object, peak_bytes: int) -> OmniRequestOutput:
+        """Join the chunks into the output of the whole clip."""
+        latent = self.request.output is OutputKind.LATENT
+        payload: object = np.concatenate(self.chunks, axis=2 if latent else 0)
+        if latent:
+            payload = _tensor(payload)
+        elif self.request.output is OutputKind.UINT8:
+            payload = _pictures(payload)
+        return OmniRequestOutput(
+            request_id=request_id,
+            prompt=prompt,
+            finished=True,
+            stage_id=0,
+            images=[payload],
+            latents=payload if latent else None,
+            metrics={"num_chunks": len(self.chunks)},
+            stage_durations=self.durations,
+            peak_memory_mb=peak_bytes / _MIB,
+        )
+
+
+def _tensor(latent: Shaped[np.ndarray, "..."]) -> object:
+    """Make latents a tensor; torch is loaded only where latents are asked for."""
+    import torch
+
+    return torch.from_numpy(latent)
+
+
+def _pictures(clip: Shaped[np.ndarray, "frames height width 3"]) -> list[object]:
+    from PIL import Image
+
+    return [Image.fromarray(frame) for frame in clip]

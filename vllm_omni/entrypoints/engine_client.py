@@ -12,7 +12,7 @@ from prometheus_client import PlatformCollector, ProcessCollector
 from vllm_omni.config.resolve import ResolvedDeployment
 from vllm_omni.diffusion.data import SamplingDefaults
 from vllm_omni.diffusion.executor import connect, create_executor
-from vllm_omni.diffusion.messages import OutputKind, TokenizedPrompt
+from vllm_omni.diffusion.messages import ChunkTimings, OutputKind, TokenizedPrompt
 from vllm_omni.diffusion.registry import ModelEntry
 from vllm_omni.engine.engine import Engine
 from vllm_omni.engine.metrics import EngineMetrics
@@ -118,3 +118,13 @@ class EventQueue:
     async def get(self) -> SessionEvent:
         """Wait for the next event and return it."""
         return await self._events.get()
+
+
+def stage_seconds(timings: ChunkTimings) -> dict[str, float]:
+    """Durations of a chunk's parts until its pixels leave, which is before its commit."""
+    return {
+        "condition": timings.condition_ms / 1000.0,
+        "camera": timings.camera_ms / 1000.0,
+        "probes": timings.probes_ms / 1000.0,
+        "decode": timings.decode_ms / 1000.0,
+    }

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu, pytest.
 
 _HEAD = """
 import ctypes, os, sys, time
-from vllm_omni.entrypoints.cli.init_process import run_under_init
+from vllm_omni.entrypoints.cli.main import run_under_init
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come here
 def run():
 """

@@ -8,13 +8,13 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from types import FrameType
 
-from vllm_omni.entrypoints.cli.init_process import run_under_init
 from vllm_omni.errors import OmniError
 from vllm_omni.system_errors import is_refusal, sentence
 
@@ -22,6 +22,9 @@ OMNI_FLAG = "--omni"
 _PROG = "vllm-omni"
 _INTERRUPTED = 130
 """What shells report of a command that Ctrl-C has ended."""
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_OF_A_SIGNAL = 128
+"""What shells add to the number of the signal that ended a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,37 @@ def _end_at_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
             signal.signal(number, end)
+
+
+def run_under_init(run: Callable[[], int]) -> int:
+    """Run a command in a child of this process, which must be the first of its namespace.
+
+    It passes signals on and collects the children of others: the kernel gives process 1 no default
+    action for a signal, so that one which comes before a handler is there would be lost, and leaves
+    it the orphans of everybody else.
+
+    Returns:
+        The exit status of the child.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    child = os.fork()
+    if child == 0:
+        os.setsid()  # else a terminal sends Ctrl-C to both, and the command gets it twice
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        return run()
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        with suppress(ProcessLookupError):  # the command has ended
+            os.kill(child, number)
+
+    for number in _PASSED_ON:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else _OF_A_SIGNAL - code
 
 
 def dispatch(argv: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from vllm_omni import __version__
 from vllm_omni.diffusion.messages import ChunkResult
 from vllm_omni.engine.session import ChunkReady, Opened, SessionEvent, WasReset
-from vllm_omni.entrypoints.outputs import stage_seconds
+from vllm_omni.entrypoints.engine_client import stage_seconds
 from vllm_omni.entrypoints.server.request_ids import current_request_id
 from vllm_omni.entrypoints.server.tracing import SessionTrace, Traces
 from vllm_omni.logger import adopt

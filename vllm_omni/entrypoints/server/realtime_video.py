@@ -41,10 +41,9 @@ from vllm_omni.entrypoints.server.protocol import (
     parse_start,
 )
 from vllm_omni.entrypoints.server.request_ids import name_request
-from vllm_omni.entrypoints.server.state import ServerState
+from vllm_omni.entrypoints.server.state import LiveVideo, ServerState
 from vllm_omni.entrypoints.server.steering import Steering
 from vllm_omni.entrypoints.server.tracing import NO_TRACE
-from vllm_omni.entrypoints.server.worker_video import LiveVideo
 from vllm_omni.errors import InvalidRequestError, OmniError, SessionClosedError, SessionFailedError
 from vllm_omni.inputs.request import RolloutRequest
 

@@ -9,6 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import numpy as np
+from jaxtyping import UInt8
+
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.diffusion.geometry import CHUNK_PIXEL_FRAMES, FIRST_CHUNK_PIXEL_FRAMES, chunk_play_ms
 from vllm_omni.diffusion.messages import EncoderOptions, SessionRequest, SourceImage, VideoSettings
@@ -17,7 +20,6 @@ from vllm_omni.entrypoints.server.image_source import ImageSource
 from vllm_omni.entrypoints.server.protocol import Capabilities
 from vllm_omni.entrypoints.server.start import NAMES, SessionStart
 from vllm_omni.entrypoints.server.tracing import NO_TRACES, Traces
-from vllm_omni.entrypoints.server.worker_video import LiveVideo, WorkerVideo
 from vllm_omni.inputs.interaction import ControlEvent, Interaction, control_event
 from vllm_omni.inputs.request import Door, RolloutRequest
 from vllm_omni.logger import get_logger
@@ -26,6 +28,27 @@ from vllm_omni.outputs.media import ChunkEncoder
 logger = get_logger(__name__)
 
 Result = TypeVar("Result")
+
+
+class WorkerVideo:
+    """Stands for the encoder of a world whose chunks come as video."""
+
+    def encode(self, video: UInt8[np.ndarray, " bytes"]) -> bytes:
+        """Return the video of a chunk as it came; raise RuntimeError if the worker had none."""
+        if not len(video):
+            raise RuntimeError("the encoder of a worker failed; the worker's log says why")
+        return video.tobytes()
+
+    def finish(self) -> bytes:
+        """Return what the encoder still holds, which is nothing after whole chunks."""
+        return b""
+
+    def close(self) -> None:
+        """Do nothing: the worker frees its encoder with the session."""
+
+
+LiveVideo = ChunkEncoder | WorkerVideo
+"""What makes bytes for the client of what the engine hands out."""
 
 
 def _media_threads() -> ThreadPoolExecutor:

@@ -10,8 +10,7 @@ from vllm_omni.diffusion.geometry import pixel_frames_of
 from vllm_omni.diffusion.messages import EncoderOptions, SessionRequest
 from vllm_omni.diffusion.utils.media_utils import finalize_streaming_video_bytes
 from vllm_omni.engine.session import ChunkReady, Ended, EndReason, Opened, StopCause
-from vllm_omni.entrypoints.engine_client import EventQueue
-from vllm_omni.entrypoints.outputs import stage_seconds
+from vllm_omni.entrypoints.engine_client import EventQueue, stage_seconds
 from vllm_omni.entrypoints.server.http_errors import HttpRefusalError
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
