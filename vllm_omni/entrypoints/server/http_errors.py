@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from types import MappingProxyType
+from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -52,6 +54,41 @@ _STATUSES: tuple[tuple[type[OmniError], int], ...] = (
 _UNAVAILABLE = 503
 _METHOD_NOT_ALLOWED = 405
 _UNPROCESSABLE = 422
+
+
+class ErrorDetails(BaseModel):
+    """What a client learns about a request that failed."""
+
+    message: str
+    type: str = Field(description="invalid_request, server_full, server_error, ...")
+    param: str | None = Field(description="name of the field that is wrong, where one is")
+    code: int = Field(description="status of the answer")
+    request_id: str = Field(description="the same as the header X-Request-Id")
+
+
+class Error(BaseModel):
+    """The one body of every error."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"error": {
+        "message": "num_frames: a rollout has 9 + 12k pixel frames (9, 21, 33, ...), got 80",
+        "type": "invalid_request",
+        "param": "num_frames",
+        "code": 400,
+        "request_id": "4939d27c",
+    }}})  # fmt: skip
+
+    error: ErrorDetails
+
+
+ANY_REFUSAL: dict[int | str, dict[str, Any]] = {
+    "default": {"model": Error, "description": "any other error, in the same shape"}
+}
+"""What every route may answer, as its description takes it."""
+
+
+def refusals(texts: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    """What a route answers beside its answer, by status, as its description takes it."""
+    return {status: {"model": Error, "description": text} for status, text in texts.items()}
 
 
 class HttpRefusalError(OmniError):
@@ -101,16 +138,15 @@ def error_response(error: BaseException) -> JSONResponse:
 def error_body(
     status: int, message: str, *, kind: str | None = None, field: str | None = None
 ) -> dict[str, object]:
-    """The one body of every error; ``kind`` follows from the status where it is not given."""
-    return {
-        "error": {
-            "message": message,
-            "type": kind or ("server_error" if status >= INTERNAL_ERROR else "invalid_request"),
-            "param": field,
-            "code": status,
-            "request_id": current_request_id(),
-        }
-    }
+    """The body of an error; ``kind`` follows from the status where it is not given."""
+    details = ErrorDetails(
+        message=message,
+        type=kind or ("server_error" if status >= INTERNAL_ERROR else "invalid_request"),
+        param=field,
+        code=status,
+        request_id=current_request_id(),
+    )
+    return Error(error=details).model_dump()
 
 
 def error_answer(

@@ -4,36 +4,62 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import asdict
+from typing import Literal
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 
 from vllm_omni import __version__
+from vllm_omni.engine.roster import ReplicaStatus
+from vllm_omni.entrypoints.server.http_errors import ANY_REFUSAL, refusals
 from vllm_omni.entrypoints.server.protocol import Capabilities
 from vllm_omni.entrypoints.server.state import ServerState
 
 _UNAVAILABLE = 503
 
 
+class Health(BaseModel):
+    """Whether sessions can be served, and why not."""
+
+    status: Literal["healthy", "unhealthy"]
+    reason: str | None = None
+    quarantined_failures: int
+
+
+class Replicas(BaseModel):
+    """What is known of each replica, and how many sessions wait for all of them."""
+
+    object: Literal["list"] = "list"
+    data: list[ReplicaStatus]
+    waiting: int
+
+
+_UNHEALTHY = {"model": Health, "description": "no session can be served now"}
+_TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
 def operations_router(state: ServerState) -> APIRouter:
     """Routes that answer whether or not the engine is ready."""
-    router = APIRouter()
+    router = APIRouter(responses=ANY_REFUSAL)
     created = int(time.time())
 
-    @router.get("/health")
+    @router.get("/health", response_model=Health, responses={_UNAVAILABLE: _UNHEALTHY})
     async def health() -> JSONResponse:
         """Readiness: 200 once sessions can be served, else 503 with the reason."""
         engine = state.client.engine
-        kept = {"quarantined_failures": engine.quarantined}
-        if engine.unready_reason is None:
-            return JSONResponse({"status": "healthy", **kept})
-        refusal = {"status": "unhealthy", "reason": engine.unready_reason}
-        return JSONResponse(refusal | kept, _UNAVAILABLE)
+        reason = engine.unready_reason
+        found = Health(
+            status="healthy" if reason is None else "unhealthy",
+            reason=reason,
+            quarantined_failures=engine.quarantined,
+        )
+        status = 200 if reason is None else _UNAVAILABLE
+        return JSONResponse(found.model_dump(exclude_none=True), status)
 
-    @router.get("/ping")
-    @router.post("/ping")
+    @router.get("/ping", response_class=Response)
+    @router.post("/ping", response_class=Response)
     async def ping() -> Response:
         """Liveness: 200 as long as the process answers."""
         return Response(status_code=200)
@@ -48,7 +74,7 @@ def operations_router(state: ServerState) -> APIRouter:
         """Answer with the number of sessions on the workers and in line."""
         return {"server_load": state.client.engine.num_sessions}
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=Response, responses={200: _TEXT})
     async def metrics() -> Response:
         """Answer with all figures in Prometheus' text format."""
         body = generate_latest(state.client.engine.metrics.registry)
@@ -62,7 +88,7 @@ def operations_router(state: ServerState) -> APIRouter:
         return {"object": "list", "data": [_model(name, root, created) for name in names]}
 
     @router.get("/v1/replicas")
-    async def replicas() -> dict[str, object]:
+    async def replicas() -> Replicas:
         """What is known of each replica, and how many sessions wait for all of them."""
         return _replicas(state)
 
@@ -76,10 +102,13 @@ def operations_router(state: ServerState) -> APIRouter:
 
 def admin_router(state: ServerState) -> APIRouter:
     """Routes that change the server; access control asks for an operator's key."""
-    router = APIRouter(prefix="/admin")
+    router = APIRouter(prefix="/admin", responses=ANY_REFUSAL)
 
-    @router.post("/replicas/{number}/drain")
-    def drain_replica(number: int) -> dict[str, object]:
+    refused = {400: "there is no such replica, or no other one that serves",
+               422: "the number is none"}  # fmt: skip
+
+    @router.post("/replicas/{number}/drain", responses=refusals(refused))
+    def drain_replica(number: int) -> Replicas:
         """Give a replica no new session; it ends for good with the last that it has."""
         state.client.engine.drain_replica(number)
         return _replicas(state)
@@ -87,10 +116,9 @@ def admin_router(state: ServerState) -> APIRouter:
     return router
 
 
-def _replicas(state: ServerState) -> dict[str, object]:
+def _replicas(state: ServerState) -> Replicas:
     engine = state.client.engine
-    known = [asdict(status) for status in engine.replicas()]
-    return {"object": "list", "data": known, "waiting": engine.num_waiting}
+    return Replicas(data=list(engine.replicas()), waiting=engine.num_waiting)
 
 
 def _model(name: str, root: str, created: int) -> dict[str, object]:

@@ -152,10 +152,19 @@ def body_schema() -> dict[str, Any]:
     upload = {"type": "string", "format": "binary", "description": "first picture, as a file"}
     body = {"type": "object", "required": ["prompt"], "properties": fields}
     form = body | {"properties": fields | {_UPLOAD: upload}}
-    content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": body}}
+    content = {"multipart/form-data": form, "application/json": body}
+    content = {kind: {"schema": one, "example": _EXAMPLE} for kind, one in content.items()}
     return {"requestBody": {"required": True, "content": content}}
 
 
+_EXAMPLE = {
+    "prompt": "A quiet harbour at dawn.",
+    "size": "832x480",
+    "num_frames": 81,
+    "fps": 16,
+    "seed": 7,
+    "image_reference": {"image_url": "https://example.com/harbour.png"},
+}
 _DESCRIPTIONS = {
     "image_reference": "{image_url: data: or http(s) URL}; in a form, as JSON text",
     "video_params": "{width, height, num_frames, fps}; fall-back of the fields of these names",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from vllm_omni.diffusion.messages import SourceImage
 from vllm_omni.entrypoints.server.http_errors import HttpRefusalError, message_of, status_of
@@ -47,8 +48,49 @@ class VideoStatus(StrEnum):
     FAILED = "failed"
 
 
+class VideoJob(BaseModel):
+    """A job as clients see it."""
+
+    id: str
+    object: Literal["video"] = "video"
+    model: str
+    prompt: str
+    status: VideoStatus
+    size: str
+    progress: int = Field(description="percent of the chunks that are made")
+    seconds: str
+    quality: str | None
+    created_at: int
+    completed_at: int | None
+    expires_at: int | None
+    remixed_from_video_id: str | None = None
+    error: dict[str, str] | None = Field(description="code and message of a failed job")
+    media_type: str = MEDIA_TYPE
+    file_name: str | None
+    inference_time_s: float | None
+    fps: float
+    num_frames: int
+    duration_s: float
+    metrics: dict[str, int | str | None] = Field(
+        description="num_chunks, and the seed that was taken or drawn"
+    )
+    stage_durations: dict[str, float] = Field(description="seconds by part of a chunk")
+    peak_memory_mb: float | None
+    action: str | None = None
+
+
+class VideoList(BaseModel):
+    """Jobs by age, of which there may be more."""
+
+    object: Literal["list"] = "list"
+    data: list[VideoJob]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 @dataclass(slots=True)
-class VideoJob:
+class Job:
     """One job; changed by its task, by the end of that task, and by who deletes it.
 
     Attributes:
@@ -104,36 +146,32 @@ class VideoJob:
         self.request = replace(self.request, session=session)
         self.status, self.ended_at = status, time.time()
 
-    def to_json(self) -> dict[str, object]:
+    def told(self) -> VideoJob:
         """Return the job as clients see it."""
         session, video = self.request.session, self.video
         duration_s = self.request.duration_s
-        return {
-            "id": self.video_id,
-            "object": "video",
-            "model": self.model,
-            "prompt": session.prompt.text,
-            "status": self.status,
-            "size": f"{session.width}x{session.height}",
-            "progress": self.progress,
-            "seconds": str(max(round(duration_s), 1)),
-            "quality": self.request.quality,
-            "created_at": int(self.created_at),
-            "completed_at": None if self.file is None else int(self.ended_at or 0),
-            "expires_at": None if self.ended_at is None else int(self.ended_at + RETENTION_S),
-            "remixed_from_video_id": None,
-            "error": self.failure and {"code": str(self.failure[0]), "message": self.failure[1]},
-            "media_type": MEDIA_TYPE,
-            "file_name": None if self.file is None else self.file.name,
-            "inference_time_s": None if video is None else video.inference_s,
-            "fps": session.fps,
-            "num_frames": self.request.num_frames,
-            "duration_s": duration_s,
-            "metrics": {"num_chunks": session.num_chunks, "seed": told_seed(session.seed)},
-            "stage_durations": {} if video is None else video.stage_durations,
-            "peak_memory_mb": None if video is None else video.peak_bytes / _MIB,
-            "action": None,
-        }
+        return VideoJob(
+            id=self.video_id,
+            model=self.model,
+            prompt=session.prompt.text,
+            status=self.status,
+            size=f"{session.width}x{session.height}",
+            progress=self.progress,
+            seconds=str(max(round(duration_s), 1)),
+            quality=self.request.quality,
+            created_at=int(self.created_at),
+            completed_at=None if self.file is None else int(self.ended_at or 0),
+            expires_at=None if self.ended_at is None else int(self.ended_at + RETENTION_S),
+            error=self.failure and {"code": str(self.failure[0]), "message": self.failure[1]},
+            file_name=None if self.file is None else self.file.name,
+            inference_time_s=None if video is None else video.inference_s,
+            fps=session.fps,
+            num_frames=self.request.num_frames,
+            duration_s=duration_s,
+            metrics={"num_chunks": session.num_chunks, "seed": told_seed(session.seed)},
+            stage_durations={} if video is None else video.stage_durations,
+            peak_memory_mb=None if video is None else video.peak_bytes / _MIB,
+        )
 
 
 class VideoJobs:
@@ -141,12 +179,12 @@ class VideoJobs:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._jobs: OrderedDict[str, VideoJob] = OrderedDict()
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._store = VideoStore()
 
-    async def add(self, request: VideoRequest, model: str) -> VideoJob:
+    async def add(self, request: VideoRequest, model: str) -> Job:
         """Put a job in the engine's line.
 
         Raises:
@@ -155,7 +193,7 @@ class VideoJobs:
         """
         await self._state.in_thread(self._store.require_room, request.expected_bytes)
         oldest = self._job_to_forget()
-        job = VideoJob(request, model)
+        job = Job(request, model)
         rollout = VideoRollout(self._state, request)
         if oldest is not None:  # Not before the engine has accepted the new one.
             self._forget(oldest)
@@ -165,7 +203,7 @@ class VideoJobs:
         task.add_done_callback(lambda done: self._settle(job, rollout, done))
         return job
 
-    def get(self, video_id: str) -> VideoJob:
+    def get(self, video_id: str) -> Job:
         """Return the job of this id.
 
         Raises:
@@ -176,7 +214,7 @@ class VideoJobs:
             raise HttpRefusalError(404, f"there is no video {video_id!r:.100}")
         return job
 
-    def page(self, *, after: str | None, limit: int, order: Order) -> tuple[list[VideoJob], bool]:
+    def page(self, *, after: str | None, limit: int, order: Order) -> tuple[list[Job], bool]:
         """Jobs by age, and whether there are more.
 
         Args:
@@ -234,7 +272,7 @@ class VideoJobs:
             self._forget(job)
         self._store.close()
 
-    async def _run(self, job: VideoJob, rollout: VideoRollout) -> None:
+    async def _run(self, job: Job, rollout: VideoRollout) -> None:
         video = await rollout.collect(job.advanced)
         self._reserve(job, len(video.mp4))
         name = f"{job.video_id}.mp4"
@@ -249,7 +287,7 @@ class VideoJobs:
             raise
         job.completed(path, video)
 
-    def _settle(self, job: VideoJob, rollout: VideoRollout, task: asyncio.Task[None]) -> None:
+    def _settle(self, job: Job, rollout: VideoRollout, task: asyncio.Task[None]) -> None:
         """Record the end of a job's task, however it ended."""
         rollout.abandon()
         del self._tasks[job.video_id]
@@ -263,7 +301,7 @@ class VideoJobs:
             RETENTION_S, self._forget, job
         )
 
-    def _reserve(self, job: VideoJob, num_bytes: int) -> None:
+    def _reserve(self, job: Job, num_bytes: int) -> None:
         """Make room for a file.
 
         Raises:
@@ -282,7 +320,7 @@ class VideoJobs:
             self._forget(next(other for other in jobs if other.file is not None))
         job.stored_bytes = num_bytes
 
-    def _forget(self, job: VideoJob) -> None:
+    def _forget(self, job: Job) -> None:
         self._jobs.pop(job.video_id, None)
         expiry = self._expiries.pop(job.video_id, None)
         if expiry is not None:
@@ -290,7 +328,7 @@ class VideoJobs:
         if job.file is not None:
             job.file.unlink(missing_ok=True)
 
-    def _job_to_forget(self) -> VideoJob | None:
+    def _job_to_forget(self) -> Job | None:
         """Which job makes room for one more, where one has to."""
         if len(self._jobs) < MAX_JOBS:
             return None

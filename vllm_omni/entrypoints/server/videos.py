@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request
@@ -17,9 +17,12 @@ from pydantic import BeforeValidator
 from vllm_omni import envs
 from vllm_omni.engine.session import StopCause
 from vllm_omni.entrypoints.server.http_errors import (
+    ANY_REFUSAL,
     CLIENT_LEFT,
+    Error,
     HttpRefusalError,
     error_response,
+    refusals,
     refusals_counted,
     status_of,
 )
@@ -27,7 +30,13 @@ from vllm_omni.entrypoints.server.request_ids import name_request, name_result
 from vllm_omni.entrypoints.server.start import SessionStart
 from vllm_omni.entrypoints.server.state import ServerState
 from vllm_omni.entrypoints.server.video_form import body_schema, read_body, refuse_repeated
-from vllm_omni.entrypoints.server.video_jobs import MEDIA_TYPE, Order, VideoJobs
+from vllm_omni.entrypoints.server.video_jobs import (
+    MEDIA_TYPE,
+    Order,
+    VideoJob,
+    VideoJobs,
+    VideoList,
+)
 from vllm_omni.entrypoints.server.video_rollout import FinishedVideo, VideoRollout, prepare
 from vllm_omni.logger import get_logger
 from vllm_omni.wording import shown
@@ -36,6 +45,34 @@ logger = get_logger(__name__)
 
 _MIB = 2**20
 _PREFIX = "/v1/videos"
+_VIDEO = {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+_SYNC_HEADERS = (
+    "X-Request-Id", "X-Model", "X-Seed", "X-Num-Frames", "X-Fps", "X-Inference-Time-S",
+    "X-Stage-Durations", "X-Peak-Memory-MB",
+)  # fmt: skip
+_SYNC_VIDEO = _VIDEO | {"headers": {one: {"schema": {"type": "string"}} for one in _SYNC_HEADERS}}
+_NO_VIDEO = {404: "no such video"}
+_MAKING = {
+    400: "the model cannot serve this, or fields contradict each other",
+    408: "the body was not complete in time",
+    413: "the body is too large",
+    415: "the body is no form and no JSON",
+    422: "a field breaks its schema",
+    500: "a chunk or the encoder failed",
+    503: "loading, draining, full, or workers were lost; Retry-After is set",
+}
+_LISTING = _NO_VIDEO | {400: "a parameter is given twice", 422: "a parameter breaks its schema"}
+_DELETING = _NO_VIDEO | {409: "the video is being deleted already"}
+_FETCHING = _NO_VIDEO | {
+    400: "the range cannot be read",
+    410: "the file is gone",
+    416: "the range is outside the file",
+    422: "there is no video (yet)",
+}
+_FAILED_JOB: dict[str, Any] = {
+    "model": VideoJob | Error,
+    "description": "the job failed; this is the job, or else the error that asking for it met",
+}
 
 
 def _in_digits(written: str) -> str:
@@ -54,19 +91,31 @@ def videos_router(state: ServerState) -> APIRouter:
         yield
         await jobs.close()
 
-    router = APIRouter(lifespan=lifespan, tags=["videos"])
+    router = APIRouter(lifespan=lifespan, tags=["videos"], responses=ANY_REFUSAL)
     _add_making_routes(router, state, jobs)
     _add_job_routes(router, jobs)
     return router
 
 
 def _add_making_routes(router: APIRouter, state: ServerState, jobs: VideoJobs) -> None:
-    @router.post(f"{_PREFIX}/sync", openapi_extra=body_schema(), response_class=Response)
+    late = {504: "the video was not finished in time"}
+
+    @router.post(
+        f"{_PREFIX}/sync",
+        openapi_extra=body_schema(),
+        response_class=Response,
+        responses={200: _SYNC_VIDEO} | refusals(_MAKING | late),
+    )
     async def make_video(request: Request) -> Response:
         """Make a video and answer with it: one MP4 with its index in front."""
         return await SyncVideo(state, request).answer()
 
-    @router.post(_PREFIX, openapi_extra=body_schema())
+    @router.post(
+        _PREFIX,
+        openapi_extra=body_schema(),
+        response_model=VideoJob,
+        responses=refusals(_MAKING),
+    )
     async def create_job(request: Request) -> JSONResponse:
         """Start a video and answer at once with its job; errors of the request come at once."""
         request_id = name_result("video_gen_")
@@ -76,11 +125,11 @@ def _add_making_routes(router: APIRouter, state: ServerState, jobs: VideoJobs) -
             start = body.start
             prepared = await prepare(state, start, request_id)
             job = await jobs.add(prepared, start.model or state.config.served_model_names[0])
-        return JSONResponse(job.to_json(), headers=body.warnings)
+        return JSONResponse(job.told().model_dump(), headers=body.warnings)
 
 
 def _add_job_routes(router: APIRouter, jobs: VideoJobs) -> None:
-    @router.get(_PREFIX)
+    @router.get(_PREFIX, response_model=VideoList, responses=refusals(_LISTING))
     async def list_jobs(
         request: Request,
         after: str | None = None,
@@ -90,29 +139,36 @@ def _add_job_routes(router: APIRouter, jobs: VideoJobs) -> None:
         """Jobs by age, newest first unless asked otherwise."""
         refuse_repeated(request.query_params)
         page, has_more = jobs.page(after=after, limit=limit, order=order)
-        return JSONResponse(
-            {
-                "object": "list",
-                "data": [job.to_json() for job in page],
-                "first_id": page[0].video_id if page else None,
-                "last_id": page[-1].video_id if page else None,
-                "has_more": has_more,
-            }
+        listed = VideoList(
+            data=[job.told() for job in page],
+            first_id=page[0].video_id if page else None,
+            last_id=page[-1].video_id if page else None,
+            has_more=has_more,
         )
+        return JSONResponse(listed.model_dump())
 
-    @router.get(f"{_PREFIX}/{{video_id}}")
+    @router.get(
+        f"{_PREFIX}/{{video_id}}",
+        response_model=VideoJob,
+        responses=refusals(_NO_VIDEO) | dict.fromkeys((400, 500, 503), _FAILED_JOB),
+    )
     async def get_job(video_id: str) -> JSONResponse:
         """One job; a failed one with the status of its failure."""
         job = jobs.get(video_id)
-        return JSONResponse(job.to_json(), 200 if job.failure is None else job.failure[0])
+        return JSONResponse(job.told().model_dump(), 200 if job.failure is None else job.failure[0])
 
-    @router.delete(f"{_PREFIX}/{{video_id}}")
+    @router.delete(f"{_PREFIX}/{{video_id}}", responses=refusals(_DELETING))
     async def delete_job(video_id: str) -> dict[str, object]:
         """Forget a job and its file; a running one is stopped."""
         await jobs.delete(video_id)
         return {"id": video_id, "deleted": True, "object": "video.deleted"}
 
-    @router.get(f"{_PREFIX}/{{video_id}}/content", response_class=FileResponse)
+    @router.get(
+        f"{_PREFIX}/{{video_id}}/content",
+        response_class=FileResponse,
+        responses={200: _VIDEO, 206: _VIDEO | {"description": "a part of the file"}}
+        | refusals(_FETCHING),
+    )
     async def get_content(video_id: str) -> FileResponse:
         """The finished MP4; ranges are served."""
         file = jobs.content(video_id)
