@@ -1,10 +1,10 @@
-"""The counted limits against figures printed elsewhere, and against the real checkpoint's names.
+"""The counted limits against figures printed elsewhere, and against the real checkpoint's size.
 
 Every comparison with a printed figure allows half a unit of its last printed digit.
 """
 
-import hashlib
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from benchmarks.lingbot_world.roofline_counts import (
     chunk_traffic,
     layer_flops,
     parameter_count,
-    parameter_shapes,
     read_model,
 )
 from benchmarks.lingbot_world.roofline_devices import (
@@ -117,23 +116,17 @@ def test_parameter_count():
 
 
 @requires_golden
-def test_names_and_shapes_of_the_real_checkpoint():
+def test_parameters_of_the_real_checkpoint():
     expected = json.loads((golden_dir() / "real_14b_names.json").read_text())["transformer"]
-    shapes = parameter_shapes(MODEL)
-    assert {name: list(shape) for name, shape in shapes.items()} == expected["shapes"]
-    joined = "\n".join(sorted(shapes)).encode()
-    assert hashlib.sha256(joined).hexdigest() == expected["sha256_of_sorted_names"]
+    assert parameter_count(MODEL) == sum(map(math.prod, expected["shapes"].values()))
 
 
 @requires_golden
 def test_config_of_the_tiny_checkpoint_gives_its_tensors():
     root = golden_dir() / "tiny-lingbot-world" / "transformer"
     model = read_model(root / "config.json", height=64, width=96)
-    stored = {
-        name: tuple(tensor.shape)
-        for name, tensor in load_file(root / "diffusion_pytorch_model.safetensors").items()
-    }
-    assert parameter_shapes(model) == stored
+    stored = load_file(root / "diffusion_pytorch_model.safetensors").values()
+    assert parameter_count(model) == sum(tensor.numel() for tensor in stored)
     assert (model.frame_tokens, model.window_tokens) == (24, 216)
 
 

@@ -33,7 +33,7 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
 from vllm_omni.diffusion.models.loader import materialize, no_weights
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
-from vllm_omni.tools.tiny_recipe import draw, scale_transformer, transformer_shapes
+from vllm_omni.tools.tiny_checkpoint import draw, scale_transformer, transformer_shapes
 
 CPU = torch.device("cpu")
 SMALL = VideoGeometry(32, 48)
@@ -54,8 +54,7 @@ SMALL_MODEL = LingBotWorldConfig(
 @cache
 def weights_of(config: LingBotWorldConfig, seed: int = 7) -> dict[str, torch.Tensor]:
     """Random weights by checkpoint name; they do not depend on the window."""
-    shapes = transformer_shapes({**asdict(config), "patch_size": [1, 2, 2]})
-    return draw(shapes, seed=seed, scale=scale_transformer)
+    return draw(transformer_shapes(asdict(config)), seed=seed, scale=scale_transformer)
 
 
 def transformer_parts(

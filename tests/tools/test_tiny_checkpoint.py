@@ -10,8 +10,14 @@ import pytest
 from tests.helpers.golden import golden_dir, requires_golden
 from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni.errors import ConfigError
-from vllm_omni.tools import tiny_recipe
-from vllm_omni.tools.tiny_checkpoint import checkpoint_files, write_tiny_checkpoint
+from vllm_omni.tools.tiny_checkpoint import (
+    Shapes,
+    checkpoint_files,
+    text_encoder_shapes,
+    transformer_shapes,
+    vae_shapes,
+    write_tiny_checkpoint,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -55,13 +61,14 @@ def test_every_file_is_reproduced_bitwise():
 REAL_TRANSFORMER = {
     "num_attention_heads": 40,
     "attention_head_dim": 128,
-    "patch_size": [1, 2, 2],
     "in_channels": 36,
     "out_channels": 16,
     "text_dim": 4096,
     "freq_dim": 256,
     "ffn_dim": 13824,
     "num_layers": 40,
+    "sink_size": 9,
+    "sliding_window_num_frames": 18,
 }
 REAL_TEXT_ENCODER = {
     "d_model": 4096,
@@ -80,20 +87,15 @@ def test_the_tables_also_describe_the_real_checkpoint():
     real = json.loads((golden_dir() / "real_14b_names.json").read_text())
     vae_config = json.loads((tiny_checkpoint_dir() / "vae" / "config.json").read_text())
 
-    assert (
-        _as_lists(tiny_recipe.transformer_shapes(REAL_TRANSFORMER))
-        == (real["transformer"]["shapes"])
-    )
-    assert (
-        _as_lists(tiny_recipe.vae_shapes(vae_config | {"base_dim": 96})) == (real["vae"]["shapes"])
-    )
+    assert _as_lists(transformer_shapes(REAL_TRANSFORMER)) == real["transformer"]["shapes"]
+    assert _as_lists(vae_shapes(vae_config | {"base_dim": 96})) == real["vae"]["shapes"]
     # The list names the tied embedding twice; a checkpoint stores it once.
     expected = dict(real["text_encoder"]["shapes"])
     del expected["encoder.embed_tokens.weight"]
-    assert _as_lists(tiny_recipe.text_encoder_shapes(REAL_TEXT_ENCODER)) == expected
+    assert _as_lists(text_encoder_shapes(REAL_TEXT_ENCODER)) == expected
 
 
-def _as_lists(shapes: tiny_recipe.Shapes) -> dict[str, list[int]]:
+def _as_lists(shapes: Shapes) -> dict[str, list[int]]:
     return {name: list(shape) for name, shape in shapes.items()}
 
 

@@ -16,8 +16,13 @@ from torch import Tensor
 
 from vllm_omni.diffusion.models.lingbot_world.text import TextEncoder
 from vllm_omni.diffusion.models.lingbot_world.tokenizer import TEXT_TOKENS, load_tokenizer
-from vllm_omni.tools import tiny_recipe
-from vllm_omni.tools.tiny_checkpoint import TEMPLATE_DIR, write_weights
+from vllm_omni.tools.tiny_checkpoint import (
+    TEMPLATE_DIR,
+    draw,
+    scale_text_encoder,
+    text_encoder_shapes,
+    write_weights,
+)
 
 WORDS = (
     ("day", "noon", "morning", "sunny", "daylight", "bright", "sunshine"),
@@ -74,9 +79,7 @@ def write_text_parts(directory: Path) -> None:
     config["vocab_size"] = len(vocabulary)
     target = directory / "text_encoder"
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    weights = tiny_recipe.draw(
-        tiny_recipe.text_encoder_shapes(config), seed=_SEED, scale=tiny_recipe.scale_text_encoder
-    )
+    weights = draw(text_encoder_shapes(config), seed=_SEED, scale=scale_text_encoder)
     for name, weight in weights.items():
         if name.endswith(("SelfAttention.o.weight", "wo.weight")):
             weight.mul_(_TURNED_DOWN)
