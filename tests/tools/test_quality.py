@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from vllm_omni.diffusion.utils.scenes import MODEL
-from vllm_omni.tools.quality.__main__ import main
-from vllm_omni.tools.quality.measure import (
+from vllm_omni.tools.quality import FIGURES, lines, main
+from vllm_omni.tools.toy_world.measure import (
     Controls,
     Interval,
     Plan,
@@ -20,7 +20,6 @@ from vllm_omni.tools.quality.measure import (
     sky_follows,
     walks_of,
 )
-from vllm_omni.tools.quality.report import FIGURES, lines
 from vllm_omni.tools.toy_world.score import (
     HELD_OUT,
     back_trial,

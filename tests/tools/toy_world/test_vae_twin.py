@@ -1,5 +1,7 @@
 """The VAE's twin computes what the product's VAE computes, to float32 rounding."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def twins() -> tuple[VaeTwin, WanVAE]:
     for parameter in twin.parameters():
         parameter.data += 0.03 * torch.randn_like(parameter)  # leaves the neutral start
     statistics = {"latents_mean": [0.0] * 16, "latents_std": [1.0] * 16}
-    fields = VaeShape().fields() | statistics | {"_class_name": "AutoencoderKLWan"}
+    fields = asdict(VaeShape()) | statistics | {"_class_name": "AutoencoderKLWan"}
     product = WanVAE(VaeConfig.from_json(fields))
     product.load_state_dict(twin.state_dict(), strict=True)
     product.prepare()

@@ -9,9 +9,9 @@ import torch
 
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.tools.toy_world.export import write_checkpoint
-from vllm_omni.tools.toy_world.latents import chunk_of, condition_of
-from vllm_omni.tools.toy_world.play import load, play
 from vllm_omni.tools.toy_world.prompts import embed_prompts
+from vllm_omni.tools.toy_world.score import load, play
+from vllm_omni.tools.toy_world.train_vae import chunk_of, condition_of
 from vllm_omni.tools.toy_world.train_world import SIGMAS
 from vllm_omni.tools.toy_world.vae_twin import VaeShape, VaeTwin
 from vllm_omni.tools.toy_world.walks import Walker, key_motion, script

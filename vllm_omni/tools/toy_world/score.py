@@ -1,22 +1,26 @@
-"""Rollouts of scripts beside the truth of the renderer, and how far they are from it."""
+"""Rollouts of scripts by the product beside the renderer's truth, and how far they are from it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
 from numpy.lib.stride_tricks import sliding_window_view
+from PIL import Image
 
 from vllm_omni import Omni
 from vllm_omni.diffusion.geometry import (
     CHUNK_PIXEL_FRAMES,
     FIRST_CHUNK_PIXEL_FRAMES,
     LATENT_FRAMES_PER_CHUNK,
+    pixel_frames_of,
 )
 from vllm_omni.diffusion.utils.island import LIGHTS
 from vllm_omni.diffusion.utils.scenes import scene_of
-from vllm_omni.tools.toy_world.play import Frames, play
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.tools.toy_world.prompts import NEUTRAL, WORDS
 from vllm_omni.tools.toy_world.walks import (
     Walker,
@@ -27,6 +31,7 @@ from vllm_omni.tools.toy_world.walks import (
     script_motions,
 )
 
+Frames = UInt8[np.ndarray, "_pixel_frames _height _width 3"]
 HELD_OUT = 20_000_000
 """Seeds from here on are never trained on."""
 KEYS = ("w", "s", "a", "d", "j", "l")
@@ -47,6 +52,10 @@ def _by_chunk(frames: Frames) -> list[Frames]:
     return np.split(frames, range(FIRST_CHUNK_PIXEL_FRAMES, len(frames), CHUNK_PIXEL_FRAMES))
 
 
+def _prompt(light: int) -> str:
+    return f"The island at {WORDS[light][0]}."
+
+
 def _trial(walker: Walker, keys: list[frozenset[str]], light: int, prompt: str) -> Trial:
     lights = chunk_lights([light] * (len(keys) // LATENT_FRAMES_PER_CHUNK), light)
     frames, _ = film(walker, script_motions(keys), lights)
@@ -64,14 +73,14 @@ def held_out_trial(index: int, *, chunks: int) -> Trial:
     """A walk by keys from a start that no training walk has, in one of the lights by turns."""
     rng = np.random.default_rng(HELD_OUT + index)
     walker = Walker.anywhere(rng)
-    scout = Walker(walker.x, walker.z, walker.heading)
+    scout = walker.scout()
     press, keys = key_presses(rng), []
     for frame in range(LATENT_FRAMES_PER_CHUNK * chunks):
         keys.append(press(scout))
         if frame:
             scout.step(script_motions([keys[-1]])[0])
     light = index % len(LIGHTS)
-    prompt = NEUTRAL[0] if rng.random() < 0.3 else f"The island at {WORDS[light][0]}."
+    prompt = NEUTRAL[0] if rng.random() < 0.3 else _prompt(light)
     return _trial(walker, keys, light, prompt)
 
 
@@ -81,15 +90,7 @@ def key_trials(index: int, *, chunks: int) -> list[Trial]:
     scripts = [[frozenset(key)] * (LATENT_FRAMES_PER_CHUNK * chunks) for key in KEYS]
     walker = _free_walker(rng, scripts)
     light = index % len(LIGHTS)
-    return [
-        _trial(
-            Walker(walker.x, walker.z, walker.heading),
-            keys,
-            light,
-            f"The island at {WORDS[light][0]}.",
-        )
-        for keys in scripts
-    ]
+    return [_trial(walker.scout(), keys, light, _prompt(light)) for keys in scripts]
 
 
 def _free_walker(rng: np.random.Generator, scripts: Sequence[list[frozenset[str]]]) -> Walker:
@@ -101,8 +102,7 @@ def _free_walker(rng: np.random.Generator, scripts: Sequence[list[frozenset[str]
 
 
 def _stopped(walker: Walker, keys: list[frozenset[str]]) -> bool:
-    scout = Walker(walker.x, walker.z, walker.heading)
-    hits = 0
+    scout, hits = walker.scout(), 0
     for motion in script_motions(keys):
         scout.step(motion)
         hits += scout.hit
@@ -115,7 +115,7 @@ def back_trial(index: int) -> Trial:
     keys = script(("-1 w5 s5 -1", "-1 l5 j5 -1", "-1 s5 w5 -1", "-1 j5 l5 -1")[index % 4])
     walker = _free_walker(rng, [keys])
     light = index % len(LIGHTS)
-    return _trial(walker, keys, light, f"The island at {WORDS[light][0]}.")
+    return _trial(walker, keys, light, _prompt(light))
 
 
 def prompt_trial(index: int, *, chunks: int) -> Trial:
@@ -126,7 +126,49 @@ def prompt_trial(index: int, *, chunks: int) -> Trial:
     light = (first + 1 + index // len(LIGHTS) % 2) % len(LIGHTS)
     keys = script(f"-{LATENT_FRAMES_PER_CHUNK * chunks}")
     frames, _ = film(walker, script_motions(keys), chunk_lights([light] * chunks, first))
-    return Trial(keys, f"The island at {WORDS[light][0]}.", _by_chunk(frames))
+    return Trial(keys, _prompt(light), _by_chunk(frames))
+
+
+def load(model: Path, options: Mapping[str, Any] | None = None) -> Omni:
+    """The product on this checkpoint, on a CPU and in float32 unless ``options`` say otherwise."""
+    settings: dict[str, Any] = {"streaming_output": True, "device": "cpu", "dtype": "float32"}
+    return Omni(str(model), **settings | dict(options or {}))
+
+
+def play(
+    omni: Omni,
+    picture: UInt8[np.ndarray, "height width 3"],
+    keys: Sequence[frozenset[str]],
+    prompt: str,
+    *,
+    seed: int = 1,
+    output_type: str | None = None,
+) -> list[np.ndarray]:
+    """Roll out one script; returns :data:`Frames` of each chunk, or its latents.
+
+    Args:
+        omni: from :func:`load`.
+        picture: the first picture.
+        keys: held keys of each latent frame, a multiple of three.
+        prompt: for the whole rollout.
+        seed: of the noise.
+        output_type: ``"latent"`` for latents.
+    """
+    chunks = [
+        [sorted(held) for held in keys[i : i + LATENT_FRAMES_PER_CHUNK]]
+        for i in range(0, len(keys), LATENT_FRAMES_PER_CHUNK)
+    ]
+    params = OmniDiffusionSamplingParams(
+        height=picture.shape[0],
+        width=picture.shape[1],
+        num_frames=pixel_frames_of(len(chunks)),
+        seed=seed,
+        output_type=output_type,
+        extra_args={"camera_action_script": chunks},
+    )
+    request = {"prompt": prompt, "multi_modal_data": {"image": Image.fromarray(picture)}}
+    outputs = omni.generate(request, params, py_generator=True, use_tqdm=False)
+    return [np.asarray(output.images[0]) for output in outputs]
 
 
 def roll(omni: Omni, trial: Trial, *, seed: int = 1) -> list[Frames]:

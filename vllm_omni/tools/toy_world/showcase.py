@@ -12,8 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vllm_omni.diffusion.utils.scenes import MODEL, SCENES
-from vllm_omni.tools.toy_world.play import Frames, load, play
-from vllm_omni.tools.toy_world.score import scene_trial, sheet
+from vllm_omni.tools.toy_world.score import Frames, load, roll, scene_trial, sheet
 
 _FPS = 16
 _ZOOM = 2
@@ -30,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     with load(args.model) as omni:
         for name in SCENES:
             trial = scene_trial(name)
-            made = play(omni, trial.truth[0][0], trial.keys, trial.prompt)
+            made = roll(omni, trial)
             pairs.append(np.concatenate([np.concatenate(made), np.concatenate(trial.truth)], 1))
             sheets.append(sheet(made, trial.truth))
     _write_animation(args.out / "toy_world.webp", np.concatenate(pairs, 2))

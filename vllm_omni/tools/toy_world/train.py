@@ -11,12 +11,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vllm_omni.tools.toy_world.export import read_part, write_checkpoint
-from vllm_omni.tools.toy_world.latents import SHARD, statistics, write_shards
+from vllm_omni.tools.toy_world.export import draw_curve, read_part, recipe, write_checkpoint
 from vllm_omni.tools.toy_world.prompts import write_text_parts
-from vllm_omni.tools.toy_world.record import draw_curve, recipe
 from vllm_omni.tools.toy_world.stage import Stage, averaged, curve_of
-from vllm_omni.tools.toy_world.train_vae import train_vae
+from vllm_omni.tools.toy_world.train_vae import SHARD, statistics, train_vae, write_shards
 from vllm_omni.tools.toy_world.train_world import train_world
 from vllm_omni.tools.toy_world.vae_twin import VaeShape, VaeTwin
 from vllm_omni.tools.toy_world.world_twin import WorldShape, WorldTwin

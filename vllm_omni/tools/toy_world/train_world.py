@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.models.lingbot_world.chunk import DmdSchedule
-from vllm_omni.tools.toy_world.latents import Encoded, chunk_of, load_shards
 from vllm_omni.tools.toy_world.prompts import PROMPTS, WORDS, embed_prompts
 from vllm_omni.tools.toy_world.stage import DEVICE, Stage
+from vllm_omni.tools.toy_world.train_vae import Encoded, chunk_of, load_shards
 from vllm_omni.tools.toy_world.world_twin import WorldShape, WorldTwin, window
 
 SIGMAS = torch.tensor(DmdSchedule.with_shift(5.0).sigmas)
@@ -32,6 +31,7 @@ RUN = 4
 """Chunks of a row that are learnt."""
 _OWN_FROM, _OWN_FULL, _OWN_SHARE = 500, 2500, 0.6
 _HISTORY_NOISE = 0.15
+_REFRESH_EVERY = 50
 _FAR = 250
 """Rows stand up to this many chunks after their sink."""
 
@@ -204,29 +204,22 @@ def own_share(step: int) -> float:
 
 
 def train_world(
-    path: Path, latents: Path, text: Path, *, steps: int, batch: int = 2, peak: float = 5e-3
-) -> Stage:
+    path: Path, latents: Path, text: Path, *, steps: int, batch: int, peak: float
+) -> None:
     """Train (or go on training) to ``steps``."""
     torch.manual_seed(0)
     model = WorldTwin(WorldShape())
     stage = Stage(path, model, steps=steps, peak=peak)
     corpus = Corpus(latents, text)
-    bar = tqdm(total=steps, initial=stage.step, desc="world", mininterval=10)
-    while stage.step < steps:
-        plan = FIRST if stage.step % 3 == 0 else LATER
+    for step in stage.remaining():
+        if step % _REFRESH_EVERY == 0:
+            corpus.refresh()
+        plan = FIRST if step % 3 == 0 else LATER
         rows = corpus.draw(stage.rng, batch, plan)
         with torch.autocast(DEVICE.type, torch.bfloat16):
-            first, second, level = losses(model, corpus, rows, plan, own_share(stage.step))
+            first, second, level = losses(model, corpus, rows, plan, own_share(step))
         stage.learn(0.5 * first.mean() + second.mean())
         name = "start" if plan is FIRST else "later"
         stage.note(**{f"{name}_first": float(first.detach().mean())})
         if bool((level == 3).any()):
             stage.note(**{f"{name}_last": float(second.detach()[level == 3].mean())})
-        if stage.step % 50 == 0:
-            bar.set_postfix(stage.point())
-            corpus.refresh()
-        bar.update()
-        stage.save()
-    stage.save(now=True)
-    bar.close()
-    return stage

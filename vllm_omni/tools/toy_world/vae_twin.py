@@ -6,7 +6,7 @@ with zeros in front equals the product's convolution with its history, frame by 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -26,10 +26,6 @@ class VaeShape:
     dim_mult: tuple[int, ...] = (1, 2, 4, 6)
     num_res_blocks: int = 1
     temperal_downsample: tuple[bool, ...] = (False, True, True)
-
-    def fields(self) -> dict[str, object]:
-        """The fields by their names in ``config.json``."""
-        return asdict(self)
 
 
 def _weight(outputs: int, inputs: int, *kernel: int) -> nn.Parameter:

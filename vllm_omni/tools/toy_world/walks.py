@@ -7,7 +7,7 @@ numbers of a camera delta, rotation row by row and translation, in the frame of 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64, UInt8
@@ -103,6 +103,10 @@ class Walker:
             if not blocked(x, z):
                 return cls(x, z, float(rng.uniform(-math.pi, math.pi)))
 
+    def scout(self) -> "Walker":
+        """Another walker at this place, who may go ahead alone."""
+        return Walker(self.x, self.z, self.heading)
+
     def view(self) -> View:
         """Return what the picture shows from where the walker stands."""
         return View(self.x, self.z, self.heading, self.neck)
@@ -160,8 +164,7 @@ def film(
 ) -> tuple[UInt8[np.ndarray, "pixel_frames height width 3"], Float32[np.ndarray, "latents 12"]]:
     """Walk and paint. The motion of latent frame 0 reaches the delta only: its picture is given."""
     pictures = [render(walker.view(), lights[0][0], **size)]
-    still = Walker(walker.x, walker.z, walker.heading)
-    deltas = [still.step(motions[0])]
+    deltas = [walker.scout().step(motions[0])]
     for motion, fade in zip(motions[1:], lights[1:], strict=True):
         old = walker.view()
         deltas.append(walker.step(motion))
@@ -169,14 +172,10 @@ def film(
         for k, light in enumerate(fade):
             share = (k + 1) / TEMPORAL_FACTOR
             view = View(
-                *(a + (b - a) * share for a, b in zip(_numbers(old), _numbers(new), strict=True))
+                *(a + (b - a) * share for a, b in zip(astuple(old), astuple(new), strict=True))
             )
             pictures.append(render(view, light, **size))
     return np.stack(pictures), np.stack(deltas).astype(np.float32)
-
-
-def _numbers(view: View) -> tuple[float, float, float, float]:
-    return view.x, view.z, view.heading, view.pitch
 
 
 Policy = Callable[[Walker], Motion]
@@ -252,7 +251,7 @@ def random_walk(seed: int, *, chunks: int, **size: int) -> Walk:
     if rng.random() < 0.35:
         prompts[int(rng.integers(1, chunks)) :] = rng.integers(len(LIGHTS))
     # The policy looks at the walker, so the motions are found on a walker of their own.
-    scout = Walker(walker.x, walker.z, walker.heading)
+    scout = walker.scout()
     motions = [policy(scout)]
     for _ in range(LATENT_FRAMES_PER_CHUNK * chunks - 1):
         motions.append(policy(scout))

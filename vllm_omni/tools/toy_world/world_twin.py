@@ -7,7 +7,7 @@ clean blocks a block sees is the product's window of sink and ring, written down
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
-from vllm_omni.tools.toy_world.tokens import (
-    patchify,
-    ray_basis,
-    rope,
-    rotate,
-    sinusoid,
+from vllm_omni.diffusion.layers.embeddings import timestep_sinusoid
+from vllm_omni.diffusion.models.lingbot_world.camera import (
+    build_rays,
+    fold_camera,
+    reference_intrinsics,
 )
+from vllm_omni.diffusion.utils.scenes import INTRINSICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,6 @@ class WorldShape:
     def ring_chunks(self) -> int:
         """Chunks between the sink and the present one that are seen."""
         return (self.sliding_window_num_frames - self.sink_size) // LATENT_FRAMES_PER_CHUNK - 1
-
-    def fields(self) -> dict[str, object]:
-        """The fields by their names in ``config.json``."""
-        return asdict(self)
 
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -91,6 +87,56 @@ def window(slot: int, clean: Sequence[int], ring_chunks: int) -> tuple[int, ...]
         for index, other in enumerate(clean)
         if other < slot and (other == 0 or slot - other <= ring_chunks)
     )
+
+
+def patchify(x: Float[Tensor, "*lead c f h w"]) -> Float[Tensor, "*lead tokens features"]:
+    """Tokens by frame, row, column; features by channel, row, column of a 2x2 patch."""
+    *lead, channels, frames, height, width = x.shape
+    x = x.reshape(-1, channels, frames, height // 2, 2, width // 2, 2).permute(0, 2, 3, 5, 1, 4, 6)
+    return x.reshape(*lead, frames * height * width // 4, channels * 4)
+
+
+def rope(starts: Int64[Tensor, "*n"], grid: tuple[int, int], head_dim: int) -> Tensor:
+    """Unit complex numbers ``[*n, tokens, 1, head_dim / 2]`` of chunks from these latent frames."""
+    spatial = 2 * (head_dim // 6)
+    axes = (head_dim - 2 * spatial, spatial, spatial)
+    temporal, rows, columns = (
+        10000.0 ** -(torch.arange(0, axis, 2, dtype=torch.float64, device=starts.device) / axis)
+        for axis in axes
+    )
+    place = starts.device
+    frame = (starts[..., None] + torch.arange(LATENT_FRAMES_PER_CHUNK, device=place)).double()[
+        ..., None, None, None
+    ] * temporal
+    row = torch.arange(grid[0], device=place).double()[:, None, None] * rows
+    column = torch.arange(grid[1], device=place).double()[:, None] * columns
+    shape = (*starts.shape, LATENT_FRAMES_PER_CHUNK, *grid, -1)
+    angles = torch.cat([part.expand(shape) for part in (frame, row, column)], -1)
+    angles = angles.flatten(-4, -2)[..., None, :]
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Turn neighbouring features, as pairs, by the unit complex numbers of :func:`rope`."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rope).flatten(-2)
+
+
+def ray_basis(height: int, width: int) -> Float[Tensor, "kinds patches 12 1536"]:
+    """Folded rays that each of a delta's twelve numbers contributes, for both kinds of camera.
+
+    The first kind is a recorded path, the second are keys or a live camera.
+    """
+    kinds = []
+    for row in (INTRINSICS, reference_intrinsics(width=width, height=height).tolist()):
+        still = build_rays(torch.eye(4)[None], torch.tensor([row]), height=height, width=width)
+        basis = torch.zeros(12, 6, height, width)
+        for i in range(3):
+            basis[3 * i : 3 * i + 3, 3 + i] = still[0, 3:]
+            basis[9 + i, i] = 1
+        folded = patchify(fold_camera(basis).transpose(0, 1)[:, :, None])
+        kinds.append(folded.transpose(0, 1))
+    return torch.stack(kinds)
 
 
 def _fused(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
@@ -256,7 +302,7 @@ class WorldTwin(nn.Module):
 
         Args:
             deltas: camera motion of each latent frame.
-            kind: index into :data:`RAY_KINDS`.
+            kind: first index of :func:`ray_basis`.
             prompts: embedded rows ``[prompts, rows, text_dim]``, log of how often each row counts
                 ``[prompts, rows]``, and which prompt each slot has ``[batch, slots]``.
             starts: first latent frame of each slot in its session.
@@ -298,7 +344,8 @@ class WorldTwin(nn.Module):
         """
         weight = self.patch_embedding.weight.flatten(1)
         tokens = F.linear(patchify(x), weight, self.patch_embedding.bias).float()
-        time = self.time_embedding(sinusoid(timesteps, self.shape.freq_dim)).float()
+        waves = timestep_sinusoid(timesteps.flatten(), self.shape.freq_dim)
+        time = self.time_embedding(waves.float().unflatten(0, timesteps.shape)).float()
         modulation = self.time_projection(time).float().unflatten(-1, (6, -1))
         made: Pairs = []
         for layer, block in enumerate(self.layers):

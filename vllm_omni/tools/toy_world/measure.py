@@ -9,13 +9,14 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from vllm_omni import Omni
-from vllm_omni.tools.toy_world.play import Frames, load
 from vllm_omni.tools.toy_world.score import (
+    Frames,
     Trial,
     back_trial,
     chunk_scores,
     held_out_trial,
     key_trials,
+    load,
     prompt_trial,
     psnr,
     recognised,
