@@ -4,21 +4,13 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks.lingbot_world.bench_small import PARTS, bench_request, part_ms
 from benchmarks.lingbot_world.roofline_counts import VARIANTS, chunk_exchange, read_model
 from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import TrafficKind
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
-from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
-from vllm_omni.diffusion.messages import (
-    ChunkPlan,
-    ChunkTimings,
-    ScriptedKeys,
-    SessionRequest,
-    SourceImage,
-)
-from vllm_omni.diffusion.models.lingbot_world.tokenizer import load_tokenizer
+from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings
 
 _TRIMMED = next(variant for variant in VARIANTS if variant.key == "D")
 _SESSION = "bench"
@@ -47,7 +39,7 @@ def ranks_run(
     executor = MultiprocExecutor(config)
     executor.start()
     try:
-        executor.open_session(_SESSION, _request(model, geometry, chunks))
+        executor.open_session(_SESSION, bench_request(model, geometry, chunks))
         _chunk(executor, 0)
         before = executor.traffic()
         timings = [_chunk(executor, index) for index in range(1, chunks)]
@@ -62,11 +54,11 @@ def ranks_run(
         element_bytes=_ELEMENT_BYTES,
     )
     formula = chunk_exchange(counts, ulysses_degree, _TRIMMED)
-    model_ms = sum(_part(timing, part) for timing in timings for part in _MODEL_PARTS)
+    model_ms = sum(part_ms(timing, *_MODEL_PARTS) for timing in timings)
     return {
         "ulysses_degree": ulysses_degree,
         "chunks": counted,
-        "chunk_ms": statistics.median(_total(timing) for timing in timings),
+        "chunk_ms": statistics.median(part_ms(timing, *PARTS) for timing in timings),
         "exchanges_per_chunk": whole.calls / counted,
         "exchanges_per_chunk_formula": formula.calls,
         "sent_bytes_per_chunk": whole.sent_bytes / counted,
@@ -74,18 +66,6 @@ def ranks_run(
         "exchange_ms_per_chunk": whole.host_ms / counted,
         "exchange_share_of_transformer_time": whole.host_ms / model_ms,
     }
-
-
-def _request(model: Path, geometry: VideoGeometry, chunks: int) -> SessionRequest:
-    return SessionRequest(
-        prompt=load_tokenizer(model)("a castle above a jungle"),
-        image=SourceImage(rgb=np.full((geometry.height, geometry.width, 3), 128, np.uint8)),
-        height=geometry.height,
-        width=geometry.width,
-        num_chunks=chunks,
-        seed=0,
-        camera=ScriptedKeys(((frozenset("w"),) * LATENT_FRAMES_PER_CHUNK,) * chunks),
-    )
 
 
 def _chunk(executor: MultiprocExecutor, index: int) -> ChunkTimings:
@@ -98,11 +78,3 @@ def _difference(after: TrafficKind, before: TrafficKind) -> TrafficKind:
         sent_bytes=after.sent_bytes - before.sent_bytes,
         host_ms=after.host_ms - before.host_ms,
     )
-
-
-def _part(timing: ChunkTimings, part: str) -> float:
-    return float(getattr(timing, part))
-
-
-def _total(timing: ChunkTimings) -> float:
-    return sum(_part(timing, part) for part in ("condition_ms", *_MODEL_PARTS, "decode_ms"))

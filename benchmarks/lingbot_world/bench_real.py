@@ -16,7 +16,6 @@ from benchmarks.lingbot_world.roofline_devices import (
     PRECISIONS,
     TERA,
     Device,
-    best_fill,
     chunk_time,
     decode_ms,
 )
@@ -27,8 +26,7 @@ from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
-from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
-from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
+from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts, TextKV
 from vllm_omni.diffusion.models.lingbot_world.chunk import (
     COMMIT_TIMESTEP,
     DmdSchedule,
@@ -114,6 +112,53 @@ def _rates(name: str | None) -> Device | None:
     return None if name is None else next(device for device in DEVICES if device.name == name)
 
 
+class World:
+    """A transformer with the window of one session, and the parts of a chunk.
+
+    Attributes:
+        steps: embedded timesteps of the four probes and of the commit.
+        size: latent frames of a chunk, and their rows and columns.
+    """
+
+    def __init__(
+        self,
+        transformer: CausalLingBotWorldTransformer3DModel,
+        geometry: VideoGeometry,
+        device: torch.device,
+    ) -> None:
+        self.transformer, self.geometry = transformer, geometry
+        self.spec = transformer.kv_cache_spec(
+            text_tokens=TEXT_TOKENS, page_tokens=KVCacheConfig().page_tokens
+        )
+        pages = self.spec.window_pages(geometry.tokens_per_frame)
+        self.pool = KVPool(self.spec, pages, dtype=transformer.dtype, device=device)
+        self.kv = SessionKV(self.pool, geometry.tokens_per_frame)
+        self.schedule = DmdSchedule.with_shift(_FLOW_SHIFT)
+        times = (*self.schedule.timesteps, COMMIT_TIMESTEP)
+        self.steps = tuple(transformer.embed_time(torch.tensor([time])) for time in times)
+        self.size = LATENT_FRAMES_PER_CHUNK, geometry.latent_height, geometry.latent_width
+
+    def context(self, camera: torch.Tensor, text: tuple[TextKV, ...], start: int) -> ChunkContext:
+        """What a chunk that begins with latent frame ``start`` knows from its start."""
+        return self.transformer.context(
+            camera, text, self.kv, geometry=self.geometry, start_latent_frame=start
+        )
+
+    def denoise(
+        self, condition: torch.Tensor, context: ChunkContext, generator: torch.Generator
+    ) -> torch.Tensor:
+        """Return the clean latents of four probes."""
+        return denoise(
+            self.transformer, condition=condition, context=context, schedule=self.schedule,
+            steps=self.steps, generator=generator,
+        )  # fmt: skip
+
+    def commit(self, clean: torch.Tensor, condition: torch.Tensor, context: ChunkContext) -> None:
+        """Write clean latents into the window."""
+        step = self.steps[-1]
+        commit(self.transformer, clean=clean, condition=condition, context=context, step=step)
+
+
 class RealBench:
     """The model on its device, and the measurements of it."""
 
@@ -137,12 +182,7 @@ class RealBench:
             sink_latent_frames=config.window.sink_frames,
         )
         self.transformer = self._build_transformer()
-        self.spec = self.transformer.kv_cache_spec(
-            text_tokens=TEXT_TOKENS, page_tokens=KVCacheConfig().page_tokens
-        )
-        pages = self.spec.window_pages(scale.geometry.tokens_per_frame)
-        self.pool = KVPool(self.spec, pages, dtype=torch.bfloat16, device=device)
-        self.kv = SessionKV(self.pool, scale.geometry.tokens_per_frame)
+        self.world = World(self.transformer, scale.geometry, device)
         self.text = self.transformer.embed_text(self._random(TEXT_TOKENS, config.text_dim))
 
     def products(self) -> dict[str, dict[str, float | None]]:
@@ -185,7 +225,7 @@ class RealBench:
         """One layer of a probe with the window full."""
         block, start = self.transformer.blocks[0], self.counts.window_latent_frames
         layer = next(self._context(start).layers())
-        x, time = self._random(self.counts.chunk_tokens, self.counts.dim), self._time(1000.0)
+        x, time = self._random(self.counts.chunk_tokens, self.counts.dim), self.world.steps[0]
         ms = self.clock.median(lambda: block(x, time, layer), self.scale.repeats)
         flops = layer_flops(self.counts, self.counts.window_tokens)
         bound = None
@@ -197,18 +237,16 @@ class RealBench:
 
     def chunks(self) -> list[dict[str, float | None]]:
         """Camera, four probes and commit of chunks 1 to 8, while the window fills."""
-        steps = DmdSchedule.with_shift(_FLOW_SHIFT)
-        times = tuple(self._time(t) for t in (*steps.timesteps, COMMIT_TIMESTEP))
         generator = torch.Generator(self.device).manual_seed(0)
-        condition = self._random(20, *self._latent_size())
+        condition = self._random(20, *self.world.size)
         for index in range(_CHUNKS):  # every length of the window has kernels of its own
-            self._chunk(index, steps, times, generator, condition)
-        return [self._chunk(i, steps, times, generator, condition) for i in range(_CHUNKS)]
+            self._chunk(index, generator, condition)
+        return [self._chunk(index, generator, condition) for index in range(_CHUNKS)]
 
     def decode(self) -> dict[str, float | None]:
         """Decode of a later chunk and its conversion to bytes."""
         vae = self.build_vae()
-        latents = torch.randn(16, *self._latent_size(), device=self.device)
+        latents = torch.randn(16, *self.world.size, device=self.device)
         _, state = vae.decode(latents, DecoderState())
         video, state = vae.decode(latents, state)
         ms = self.clock.median(lambda: vae.decode(latents, state), max(3, self.scale.repeats // 4))
@@ -230,12 +268,7 @@ class RealBench:
         return vae
 
     def _chunk(
-        self,
-        index: int,
-        schedule: DmdSchedule,
-        times: tuple[TimeEmbedding, ...],
-        generator: torch.Generator,
-        condition: torch.Tensor,
+        self, index: int, generator: torch.Generator, condition: torch.Tensor
     ) -> dict[str, float | None]:
         made: dict[str, object] = {}
 
@@ -243,16 +276,10 @@ class RealBench:
             made["context"] = self._context(index * LATENT_FRAMES_PER_CHUNK)
 
         def probe() -> None:
-            made["clean"] = denoise(
-                self.transformer, condition=condition, context=made["context"],
-                schedule=schedule, steps=times, generator=generator,
-            )  # fmt: skip
+            made["clean"] = self.world.denoise(condition, made["context"], generator)
 
         def write() -> None:
-            commit(
-                self.transformer, clean=made["clean"], condition=condition,
-                context=made["context"], step=times[-1],
-            )  # fmt: skip
+            self.world.commit(made["clean"], condition, made["context"])
 
         parts = [self.clock.once(work) for work in (embed, probe, write)]
         measured = dict(zip(("camera_ms", "probes_ms", "commit_ms"), parts, strict=True))
@@ -265,22 +292,11 @@ class RealBench:
         return {"chunk": index + 1, **measured, "total_ms": sum(parts), "bound_ms": bound}
 
     def _attention_rate(self, rates: Device) -> float:
-        if not rates.processors:
-            return rates.attn_p
-        return rates.attn_p * best_fill(self.counts, ranks=1, processors=rates.processors)
+        return rates.attn_p * rates.fill(self.counts, ranks=1)
 
     def _context(self, start: int) -> ChunkContext:
-        camera = self._random(CAMERA_CHANNELS, *self._latent_size())
-        return self.transformer.context(
-            camera, self.text, self.kv, geometry=self.scale.geometry, start_latent_frame=start
-        )
-
-    def _time(self, timestep: float) -> TimeEmbedding:
-        return self.transformer.embed_time(torch.tensor([timestep]))
-
-    def _latent_size(self) -> tuple[int, int, int]:
-        geometry = self.scale.geometry
-        return LATENT_FRAMES_PER_CHUNK, geometry.latent_height, geometry.latent_width
+        camera = self._random(CAMERA_CHANNELS, *self.world.size)
+        return self.world.context(camera, self.text, start)
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self.device, dtype=torch.bfloat16)

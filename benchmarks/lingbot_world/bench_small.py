@@ -14,7 +14,6 @@ from vllm_omni.diffusion.layers.weights import weight_targets
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkTimings,
-    OutputKind,
     ScriptedKeys,
     SessionRequest,
     SourceImage,
@@ -67,17 +66,7 @@ def small_run(model: Path, geometry: VideoGeometry, device: str, chunks: int) ->
 def _rollout(
     worker: Worker, model: Path, geometry: VideoGeometry, chunks: int
 ) -> dict[str, object]:
-    request = SessionRequest(
-        prompt=load_tokenizer(model)("a castle above a jungle"),
-        image=SourceImage(rgb=np.full((geometry.height, geometry.width, 3), 128, np.uint8)),
-        height=geometry.height,
-        width=geometry.width,
-        num_chunks=chunks,
-        seed=0,
-        camera=ScriptedKeys(((frozenset("w"),) * LATENT_FRAMES_PER_CHUNK,) * chunks),
-        output=OutputKind.UINT8,
-    )
-    worker.open_session("bench", request)
+    worker.open_session("bench", bench_request(model, geometry, chunks))
     timings = [
         worker.run_chunk(ChunkPlan("bench", chunk), lambda _: None) for chunk in range(chunks)
     ]
@@ -85,18 +74,33 @@ def _rollout(
     window = worker.pipeline.kv_cache_spec().window_frames
     full = min(-(-window // LATENT_FRAMES_PER_CHUNK), chunks - 1)
     medians = {
-        part: statistics.median(_part(timing, part) for timing in timings[full:]) for part in PARTS
+        part: statistics.median(part_ms(timing, part) for timing in timings[full:])
+        for part in PARTS
     }
     return {
         "window_full_from_chunk": full,
         "median_ms": medians,
         "total_ms": sum(medians.values()),
-        "each_ms": [sum(_part(timing, part) for part in PARTS) for timing in timings],
+        "each_ms": [part_ms(timing, *PARTS) for timing in timings],
     }
 
 
-def _part(timing: ChunkTimings, part: str) -> float:
-    return float(getattr(timing, part))
+def bench_request(model: Path, geometry: VideoGeometry, chunks: int) -> SessionRequest:
+    """A walk forward from a grey picture."""
+    return SessionRequest(
+        prompt=load_tokenizer(model)("a castle above a jungle"),
+        image=SourceImage(rgb=np.full((geometry.height, geometry.width, 3), 128, np.uint8)),
+        height=geometry.height,
+        width=geometry.width,
+        num_chunks=chunks,
+        seed=0,
+        camera=ScriptedKeys(((frozenset("w"),) * LATENT_FRAMES_PER_CHUNK,) * chunks),
+    )
+
+
+def part_ms(timing: ChunkTimings, *parts: str) -> float:
+    """Milliseconds of these parts of a chunk together."""
+    return sum(float(getattr(timing, part)) for part in parts)
 
 
 def _attention(worker: Worker, geometry: VideoGeometry, clock: Clock) -> dict[str, float]:

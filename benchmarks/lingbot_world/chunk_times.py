@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from benchmarks.lingbot_world.kernel_counter import Kernel, Kind
 from benchmarks.lingbot_world.roofline_counts import Model
-from benchmarks.lingbot_world.roofline_devices import DEVICES, TERA, best_fill, row_efficiency
+from benchmarks.lingbot_world.roofline_devices import DEVICES, TERA, row_efficiency
 
 ELEMENTWISE_TB_PER_S = 4.0
 MESSAGE_START_US = 20.0
@@ -38,10 +38,9 @@ class Rates:
 def rates_of(ranks: int) -> Rates:
     """Return the rates of an H200 in a group of ``ranks``, at 832x480."""
     model, device = Model(), DEVICES[0]
-    fill = best_fill(model, ranks=ranks, processors=device.processors)
     return Rates(
         product=device.gemm_p * row_efficiency(model.chunk_tokens / ranks),
-        attention=device.attn_p * fill,
+        attention=device.attn_p * device.fill(model, ranks),
         convolution=device.conv_p,
         elementwise=ELEMENTWISE_TB_PER_S,
         link=device.link,

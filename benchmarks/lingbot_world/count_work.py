@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.lingbot_world.bench_real import scale_of
+from benchmarks.lingbot_world.bench_real import World, scale_of
 from benchmarks.lingbot_world.chunk_times import ChunkTimes, chunk_times
 from benchmarks.lingbot_world.fused_kernels import (
     PlannedAttention,
@@ -46,18 +46,11 @@ from benchmarks.lingbot_world.roofline_devices import TERA
 from benchmarks.lingbot_world.roofline_vae import Vae, fused_bytes
 from benchmarks.lingbot_world.silent_ranks import SilentExchange, SilentGroup, SilentHalo
 from vllm_omni.diffusion.attention.backend import create_attention_backend
-from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, TrafficKind
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.camera import MOVE_STEP, RayView
-from vllm_omni.diffusion.models.lingbot_world.chunk import (
-    COMMIT_TIMESTEP,
-    DmdSchedule,
-    commit,
-    denoise,
-)
 from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
@@ -65,12 +58,10 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
 from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, ColumnShard
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
-from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 
 GIGA = 1e9
 META = torch.device("meta")
 RANKS = (1, 4)
-FLOW_SHIFT = 5.0
 PIXEL_FRAMES = 12
 TRANSFORMER_PARTS = ("camera", "probes", "commit")
 
@@ -114,31 +105,17 @@ def count_transformer(
         model = CausalLingBotWorldTransformer3DModel(parts)
     if compiled:
         model.compile_blocks(model.chunk_tokens(geometry))
-    spec = model.kv_cache_spec(text_tokens=TEXT_TOKENS, page_tokens=KVCacheConfig().page_tokens)
-    pages = spec.window_pages(geometry.tokens_per_frame)
-    pool = KVPool(spec, pages, dtype=torch.bfloat16, device=META)
-    kv = SessionKV(pool, geometry.tokens_per_frame)
-    schedule = DmdSchedule.with_shift(FLOW_SHIFT)
-    steps = [
-        model.embed_time(torch.tensor([step])) for step in (*schedule.timesteps, COMMIT_TIMESTEP)
-    ]
+    world = World(model, geometry, META)
     text = model.embed_text(_empty(TEXT_TOKENS, config.text_dim))
-    size = LATENT_FRAMES_PER_CHUNK, geometry.latent_height, geometry.latent_width
-    condition = _empty(config.in_channels - config.out_channels, *size)
+    condition = _empty(config.in_channels - config.out_channels, *world.size)
     rays = RayView(geometry, torch.bfloat16, META)
     with KernelCounter() as camera:
         folded = rays.fold_after_anchor(np.eye(4), np.stack([np.eye(4)] * 3), MOVE_STEP)
-        context = model.context(
-            folded, text, kv, geometry=geometry,
-            start_latent_frame=config.window.window_frames,
-        )  # fmt: skip
+        context = world.context(folded, text, config.window.window_frames)
     with KernelCounter() as probes:
-        clean = denoise(
-            model, condition=condition, context=context, schedule=schedule,
-            steps=tuple(steps), generator=torch.Generator(),
-        )  # fmt: skip
+        clean = world.denoise(condition, context, torch.Generator())
     with KernelCounter() as last:
-        commit(model, clean=clean, condition=condition, context=context, step=steps[-1])
+        world.commit(clean, condition, context)
     counted = (camera.kernels, probes.kernels, last.kernels)
     return dict(zip(TRANSFORMER_PARTS, counted, strict=True)), exchange.traffic.total
 

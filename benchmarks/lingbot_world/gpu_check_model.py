@@ -52,14 +52,6 @@ class ModelChecks:
             for kernel in _KERNELS
         ]
 
-    def products(self) -> object:
-        """Rates of the matrix products of one layer."""
-        return self.bench.products()
-
-    def layer(self) -> object:
-        """Time of one layer with the window full."""
-        return self.bench.layer()
-
     def compiled_layer(self) -> dict[str, object]:
         """Time of one layer after compiling, and how long that took."""
         began_s = time.monotonic()
@@ -68,10 +60,6 @@ class ModelChecks:
         self.bench.layer()
         compiled_s = time.monotonic() - began_s
         return {"first_s": compiled_s, **self.bench.layer()}
-
-    def chunks(self) -> object:
-        """Camera, probes and commit of chunks 1 to 8, every window length warmed before."""
-        return self.bench.chunks()
 
     def decode(self) -> dict[str, object]:
         """Decode of a later chunk, its conversion to bytes, and their copy to the host."""
@@ -124,7 +112,7 @@ class ModelChecks:
         planned = {
             "transformer": module_bytes(self.bench.transformer),
             "vae": module_bytes(vae),
-            "window": self.bench.pool.num_bytes,
+            "window": self.bench.world.pool.num_bytes,
             "vae_histories": sum(coder.state for coder in coders),
             "activations": max(coder.activations for coder in coders),
         }

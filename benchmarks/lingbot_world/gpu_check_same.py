@@ -5,10 +5,9 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from benchmarks.lingbot_world.bench_real import Scale, scale_of
+from benchmarks.lingbot_world.bench_real import Scale, World, scale_of
 from benchmarks.lingbot_world.roofline_counts import TEXT_TOKENS
 from vllm_omni.diffusion.attention.backend import create_attention_backend
-from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
@@ -17,12 +16,6 @@ from vllm_omni.diffusion.models.lingbot_world.attention import (
     EAGER,
     LayerParts,
     PostAttention,
-)
-from vllm_omni.diffusion.models.lingbot_world.chunk import (
-    COMMIT_TIMESTEP,
-    DmdSchedule,
-    commit,
-    denoise,
 )
 from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS
 from vllm_omni.diffusion.models.lingbot_world.lease import LeaseSize
@@ -33,12 +26,10 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE, fuse_norms
 from vllm_omni.diffusion.models.loader import materialize, no_weights
-from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.platforms import create_platform
 
 _CHUNKS = 5
 _STD = 0.05
-_FLOW_SHIFT = 5.0
 _CPU = torch.device("cpu")
 
 
@@ -80,44 +71,27 @@ class SmallWorld:
         fill(self.vae, device, _STD)
         self.vae.prepare()
         post.prepare(self.transformer.layers)
-        spec = self.transformer.kv_cache_spec(
-            text_tokens=TEXT_TOKENS, page_tokens=KVCacheConfig().page_tokens
-        )
-        pages = spec.window_pages(scale.geometry.tokens_per_frame)
-        self.kv = SessionKV(
-            KVPool(spec, pages, dtype=dtype, device=device), scale.geometry.tokens_per_frame
-        )
+        self.world = World(self.transformer, scale.geometry, device)
         post.begin_session(tokens)
 
     def roll(self) -> tuple[Tensor, Tensor]:
         """Return latents and pixels of all chunks, in float32 on the host."""
         generator = torch.Generator().manual_seed(3)
-        geometry, config = self.scale.geometry, self.scale.transformer
-        size = (LATENT_FRAMES_PER_CHUNK, geometry.latent_height, geometry.latent_width)
+        world, size = self.world, self.world.size
 
         def draw(*shape: int) -> Tensor:
             drawn = torch.randn(shape, generator=generator)
             return drawn.to(self.device, self.dtype)
 
-        schedule = DmdSchedule.with_shift(_FLOW_SHIFT)
-        times = (*schedule.timesteps, COMMIT_TIMESTEP)
-        steps = tuple(self.transformer.embed_time(torch.tensor([time])) for time in times)
-        text = self.transformer.embed_text(draw(TEXT_TOKENS, config.text_dim))
+        text = self.transformer.embed_text(draw(TEXT_TOKENS, self.scale.transformer.text_dim))
         condition, state = draw(20, *size), DecoderState()
         latents, pixels = [], []
         for chunk in range(_CHUNKS):
-            context = self.transformer.context(
-                draw(CAMERA_CHANNELS, *size), text, self.kv, geometry=geometry,
-                start_latent_frame=LATENT_FRAMES_PER_CHUNK * chunk,
-            )  # fmt: skip
-            clean = denoise(
-                self.transformer, condition=condition, context=context, schedule=schedule,
-                steps=steps, generator=generator,
-            )  # fmt: skip
+            start = LATENT_FRAMES_PER_CHUNK * chunk
+            context = world.context(draw(CAMERA_CHANNELS, *size), text, start)
+            clean = world.denoise(condition, context, generator)
             decoded, state = self.vae.decode(clean, state)
-            commit(
-                self.transformer, clean=clean, condition=condition, context=context, step=steps[-1]
-            )
+            world.commit(clean, condition, context)
             latents.append(clean.float().cpu())
             pixels.append(decoded.float().cpu())
         return torch.cat(latents, 1), torch.cat(pixels, 1)

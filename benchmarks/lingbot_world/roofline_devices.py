@@ -53,6 +53,12 @@ class Device:
     evidence: str
     processors: int = 0
 
+    def fill(self, model: Model, ranks: int) -> float:
+        """Share of its rate that attention reaches on one of ``ranks``."""
+        if not self.processors:
+            return 1.0
+        return best_fill(model, ranks=ranks, processors=self.processors)
+
 
 _NPU_EVIDENCE = "peak from the data sheet; 77 % and 56 % efficiency and the link are assumed"
 
@@ -189,8 +195,7 @@ def chunk_time(
     nominal_s += attention / (device.low if precision.attention8 else device.bf16)
     gemm_rate = device.gemm8_p if precision.gemm8 else device.gemm_p
     attention_rate = device.attn8_p if precision.attention8 else device.attn_p
-    if device.processors:
-        attention_rate *= best_fill(model, ranks=ranks, processors=device.processors)
+    attention_rate *= device.fill(model, ranks)
     elementwise = work.traffic.elementwise_fused_bytes / ranks / TERA
     exchange_s = work.exchange.total_bytes / (device.link * 1e9)
     exchange_s += work.exchange.least_calls * device.call_us * 1e-6
