@@ -12,13 +12,10 @@ from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
-from vllm_omni.diffusion.models.lingbot_world.attention import (
-    EAGER,
-    LayerParts,
-    PostAttention,
-)
+from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
+from vllm_omni.diffusion.models.lingbot_world.blocks import EAGER, PostAttention
 from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS
-from vllm_omni.diffusion.models.lingbot_world.lease import LeaseSize
+from vllm_omni.diffusion.models.lingbot_world.lease_capture import LeaseSize
 from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
@@ -62,10 +59,9 @@ class SmallWorld:
             backend=create_attention_backend(backend),
             tensor_parallel=SINGLE,
             exchange=UlyssesExchange(SINGLE),
-            post_attention=post,
         ).around_the_compiler()
         with no_weights():
-            self.transformer = CausalLingBotWorldTransformer3DModel(parts)
+            self.transformer = CausalLingBotWorldTransformer3DModel(parts, post)
             self.vae = WanVAE(scale.vae).to(dtype)
         fill(self.transformer, device, _STD)
         fill(self.vae, device, _STD)

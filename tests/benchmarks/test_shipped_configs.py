@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
 from vllm_omni.config.resolve import resolve
 from vllm_omni.diffusion.geometry import VideoGeometry
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

@@ -189,7 +189,6 @@ def build_pipeline(config, *, platform, device, parallel):
     model = LoadedModel(
         text=ReadyPrompts(facts.transformer.text_dim), transformer=transformer, vae=vae,
         output=ChunkOutput(vae, parallel, gather), flow_shift=facts.flow_shift, device=device,
-        dtype=torch.bfloat16, attention_kernel="none",
     )  # fmt: skip
     pipeline = LingBotWorldCausalDMDPipeline(config, model, platform)
     with _disable_current_modes():  # sizes are kept; they are found on ``meta``

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vllm_omni.platforms.graphs import Capture, EagerGraph
+from vllm_omni.platforms.graphs import Capture, EagerGraph, GraphRuntime
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FakeGraph:
 
 
 @dataclass
-class FakeRuntime:
+class FakeRuntime(GraphRuntime):
     """Attributes:
     current: the stream that work goes to.
     log: every call, in order.

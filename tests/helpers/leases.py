@@ -6,7 +6,7 @@ import torch
 from tests.helpers.blocks import random_block, tiny_parts, tiny_transformer_config
 from tests.helpers.fake_graphs import FakeRuntime, FakeStream
 from vllm_omni.diffusion.models.lingbot_world.attention import CameraModulation
-from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSize
+from vllm_omni.diffusion.models.lingbot_world.lease_capture import LeaseInputs, LeaseSize
 from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
 from vllm_omni.platforms.quarantine import Quarantine
 
@@ -44,7 +44,7 @@ def use(leases, block, inputs=None, value=None):
     with leases.acquire(block, inputs or some_inputs()) as lease:
         lease.projection_input.copy_(attended() if value is None else value)
         lease.mark_written()
-        return [tensor.clone() for tensor in lease.finish().tensors]
+        return [tensor.clone() for tensor in lease.finish()]
 
 
 def eager(block, inputs, value):

@@ -10,12 +10,12 @@ import torch
 from tests.helpers.blocks import random_block, tiny_parts
 from tests.helpers.leases import DIM, TOKENS, eager, prepared
 from tests.helpers.mark import hardware_test
-from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSize
+from vllm_omni.diffusion.models.lingbot_world.lease_capture import LeaseInputs, LeaseSize
 from vllm_omni.platforms import create_platform
 from vllm_omni.platforms.graphs import (
     DeviceGraphRuntime,
     EagerGraph,
-    EagerGraphRuntime,
+    GraphRuntime,
 )
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion]
@@ -29,7 +29,7 @@ def affine(x, y):
 
 @pytest.mark.cpu
 def test_an_eager_graph_is_undefined_before_its_first_replay_and_follows_its_inputs():
-    runtime = EagerGraphRuntime()
+    runtime = GraphRuntime()
     x, y = torch.arange(4.0), torch.ones(4)
     capture = runtime.capture(
         affine, (x, y), stream=runtime.current_stream(CPU), pool=runtime.new_pool()

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from vllm_omni.platforms.fused import ReferenceInt8Ops
+from vllm_omni.platforms.base import Int8Ops
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
-OPS = ReferenceInt8Ops()
+OPS = Int8Ops()
 
 
 def draw(*shape, seed=0):

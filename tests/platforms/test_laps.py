@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from vllm_omni.platforms.laps import ChunkStopwatch, DeviceLaps, HostLaps
+from vllm_omni.platforms.laps import ChunkStopwatch, DeviceLaps, LapClock
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def test_the_host_measures_what_lies_between_two_marks(monkeypatch):
     times_s = iter([1.0, 1.25, 1.375])
     monkeypatch.setattr(time, "perf_counter", lambda: next(times_s))
-    clock = HostLaps()
+    clock = LapClock()
     for _ in range(3):
         clock.mark()
     assert clock.laps_ms() == [250.0, 125.0]
@@ -54,7 +54,7 @@ def test_a_device_measures_by_events_in_its_current_queue():
 
 
 def test_laps_of_a_chunk_are_told_by_part():
-    clock = HostLaps()
+    clock = LapClock()
     watch = ChunkStopwatch(clock)
     for part in ("condition_ms", "probes_ms"):
         watch.lap(part)

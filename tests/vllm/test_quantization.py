@@ -217,11 +217,11 @@ def test_methods_of_our_own_keep_their_layers():
     from vllm_omni.diffusion.layers.linear import ReplicatedLinear
     from vllm_omni.diffusion.layers.linear_vllm import VllmLinear
     from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
-    from vllm_omni.platforms.fused import ReferenceInt8Ops
+    from vllm_omni.platforms.base import Int8Ops
 
     dtype = torch.bfloat16
     layers = Layers(ParallelState(), dtype)
-    method = Int8LinearMethod(ReferenceInt8Ops(), fractal=False)
+    method = Int8LinearMethod(Int8Ops(), fractal=False)
     layers.head = ReplicatedLinear(DIM, 48, dtype, method)
     made = backend({}, dtype=dtype)
     made.install(layers)

@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 from typing_extensions import override
 
-from vllm_omni.platforms.base import Platform
-from vllm_omni.platforms.fused import Int8Ops, ReferenceInt8Ops, ReferenceRotaryMul, RotaryMul
-from vllm_omni.platforms.graphs import EagerGraphRuntime, GraphRuntime
-from vllm_omni.platforms.laps import HostLaps, LapClock
+from vllm_omni.platforms.base import Int8Ops, Platform, RotaryMul
+from vllm_omni.platforms.graphs import GraphRuntime
+from vllm_omni.platforms.laps import LapClock
 
 _KIB = 1024
 _MEMINFO = Path("/proc/meminfo")
@@ -56,16 +55,16 @@ class CpuPlatform(Platform):
 
     @override
     def lap_clock(self, device: torch.device) -> LapClock:
-        return HostLaps()
+        return LapClock()
 
     @override
     def int8_ops(self) -> Int8Ops:
-        return ReferenceInt8Ops()
+        return Int8Ops()
 
     @override
     def rotary_mul(self) -> RotaryMul:
-        return ReferenceRotaryMul()
+        return RotaryMul()
 
     @override
     def graph_runtime(self) -> GraphRuntime:
-        return EagerGraphRuntime()
+        return GraphRuntime()

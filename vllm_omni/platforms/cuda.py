@@ -4,8 +4,7 @@ import torch
 from typing_extensions import override
 
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.base import AcceleratorPlatform
-from vllm_omni.platforms.fused import Int8Ops, RotaryMul
+from vllm_omni.platforms.base import AcceleratorPlatform, Int8Ops, RotaryMul
 from vllm_omni.platforms.graphs import DeviceGraphRuntime, GraphRuntime
 
 _OLDEST_TORCH = (2, 11)

@@ -66,46 +66,86 @@ class Capture:
     keepalive: tuple[object, ...]
 
 
-@runtime_checkable
-class GraphRuntime(Protocol):
-    """The calls on streams, events and graphs that leased post-attention graphs need."""
+class HostStream(DeviceStream):
+    """The queue of a host, whose work is done when it is queued."""
 
-    name: str
+    @override
+    def wait_event(self, event: DeviceEvent, /) -> None:
+        pass
+
+    @override
+    def wait_stream(self, stream: object, /) -> None:
+        pass
+
+    @override
+    def synchronize(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class EagerGraph(Replayable):
+    """Calls the function again and writes the results over the last ones."""
+
+    function: GraphFunction
+    inputs: Tensors
+    outputs: Tensors
+
+    @override
+    def replay(self) -> None:
+        for output, value in zip(self.outputs, self.function(*self.inputs), strict=True):
+            output.copy_(value)
+
+
+class GraphRuntime:
+    """The calls on streams, events and graphs that leased post-attention graphs need.
+
+    This one is for devices without graphs: it calls functions instead of replaying. It saves no
+    time.
+    """
+
+    name = "eager"
+
+    def __init__(self) -> None:
+        self._stream = HostStream()
 
     def current_stream(self, device: torch.device) -> DeviceStream:
         """Return the stream that receives the work queued now."""
-        ...
+        del device  # a host has one
+        return self._stream
 
     def is_capturing(self) -> bool:
         """Tell whether the current stream is being captured."""
-        ...
+        return False
 
     def record_owner(self, tensor: Shaped[Tensor, "..."], stream: DeviceStream) -> None:
         """Prevent reuse of the tensor's memory until the stream's present work is done."""
-        ...
 
     def record_event(self, stream: DeviceStream) -> DeviceEvent:
         """Mark the end of the stream's present work."""
-        ...
+        del stream  # its work is done
+        return object()
 
     def wait_event(self, stream: DeviceStream, event: DeviceEvent) -> None:
         """Make later work of the stream wait for the event."""
-        ...
+        stream.wait_event(event)
 
     def new_pool(self) -> GraphPool:
         """Make a pool that no graph uses yet."""
-        ...
+        return object()
 
     def capture(
         self, function: GraphFunction, inputs: Tensors, *, stream: DeviceStream, pool: GraphPool
     ) -> Capture:
-        """Capture ``function(*inputs)`` into a graph.
+        """Capture ``function(*inputs)`` into a graph; its outputs are undefined until a replay.
 
         Args:
             stream: its present work comes before the capture, its later work after it.
             pool: memory of the outputs and of everything in between.
         """
-        ...
+        del stream, pool  # nothing is queued, and every result allocates its own memory
+        with torch.inference_mode():
+            outputs = tuple(output.clone().fill_(torch.nan) for output in function(*inputs))
+        return Capture(EagerGraph(function, inputs, outputs), outputs, ())
 
 
 class DeviceGraphRuntime(GraphRuntime):
@@ -141,10 +181,6 @@ class DeviceGraphRuntime(GraphRuntime):
         return event
 
     @override
-    def wait_event(self, stream: DeviceStream, event: DeviceEvent) -> None:
-        stream.wait_event(event)
-
-    @override
     def new_pool(self) -> GraphPool:
         return self._module.graph_pool_handle()
 
@@ -168,75 +204,3 @@ class DeviceGraphRuntime(GraphRuntime):
         side.synchronize()
         stream.wait_stream(side)
         return Capture(graph, outputs, (pool, side, inputs))
-
-
-class HostStream(DeviceStream):
-    """The queue of a host, whose work is done when it is queued."""
-
-    @override
-    def wait_event(self, event: DeviceEvent, /) -> None:
-        pass
-
-    @override
-    def wait_stream(self, stream: object, /) -> None:
-        pass
-
-    @override
-    def synchronize(self) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class EagerGraph(Replayable):
-    """Calls the function again and writes the results over the last ones."""
-
-    function: GraphFunction
-    inputs: Tensors
-    outputs: Tensors
-
-    @override
-    def replay(self) -> None:
-        for output, value in zip(self.outputs, self.function(*self.inputs), strict=True):
-            output.copy_(value)
-
-
-class EagerGraphRuntime(GraphRuntime):
-    """Calls functions instead of replaying graphs, on devices without graphs. It saves no time."""
-
-    name = "eager"
-
-    def __init__(self) -> None:
-        self._stream = HostStream()
-
-    @override
-    def current_stream(self, device: torch.device) -> DeviceStream:
-        return self._stream
-
-    @override
-    def is_capturing(self) -> bool:
-        return False
-
-    @override
-    def record_owner(self, tensor: Shaped[Tensor, "..."], stream: DeviceStream) -> None:
-        pass
-
-    @override
-    def record_event(self, stream: DeviceStream) -> DeviceEvent:
-        return object()  # a point that has always been passed
-
-    @override
-    def wait_event(self, stream: DeviceStream, event: DeviceEvent) -> None:
-        stream.wait_event(event)
-
-    @override
-    def new_pool(self) -> GraphPool:
-        return object()  # no memory: on a host every result allocates its own
-
-    @override
-    def capture(
-        self, function: GraphFunction, inputs: Tensors, *, stream: DeviceStream, pool: GraphPool
-    ) -> Capture:
-        """Capture nothing; the outputs hold NaN until the first replay."""
-        with torch.inference_mode():
-            outputs = tuple(output.clone().fill_(torch.nan) for output in function(*inputs))
-        return Capture(EagerGraph(function, inputs, outputs), outputs, ())

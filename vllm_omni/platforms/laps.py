@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from types import ModuleType
-from typing import Protocol, runtime_checkable
 
 import torch
 from typing_extensions import override
@@ -12,34 +11,21 @@ from typing_extensions import override
 from vllm_omni.diffusion.messages import ChunkTimings
 
 
-@runtime_checkable
-class LapClock(Protocol):
-    """Takes marks in the order of the work and measures the time between them."""
+class LapClock:
+    """Takes marks in the order of the work, which is done when its call returns."""
+
+    def __init__(self) -> None:
+        self._marks_s: list[float] = []
 
     def mark(self) -> None:
         """Mark the end of the work so far."""
-        ...
+        self._marks_s.append(time.perf_counter())
 
     def laps_ms(self) -> list[float]:
         """Return the milliseconds from each mark to the next.
 
         Call only after the device has finished all marked work; nothing here waits for it.
         """
-        ...
-
-
-class HostLaps(LapClock):
-    """A clock for work that is done when its call returns."""
-
-    def __init__(self) -> None:
-        self._marks_s: list[float] = []
-
-    @override
-    def mark(self) -> None:
-        self._marks_s.append(time.perf_counter())
-
-    @override
-    def laps_ms(self) -> list[float]:
         return [(after - before) * 1000.0 for before, after in pairwise(self._marks_s)]
 
 

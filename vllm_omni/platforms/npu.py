@@ -11,10 +11,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.base import AcceleratorPlatform, CompletionEvent
-from vllm_omni.platforms.fused import (
+from vllm_omni.platforms.base import (
+    AcceleratorPlatform,
     Angles,
     ArrangedWeight,
+    CompletionEvent,
     Int8Ops,
     QuantizedRows,
     RotaryMul,

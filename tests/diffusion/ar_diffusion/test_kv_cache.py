@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.helpers.dense_oracle import visible_history
 from tests.helpers.kv_window import resident_frames
 from vllm_omni.errors import ConfigError, OutOfKVMemoryError, SessionClosedError
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec, MemoryNeeds, plan_pool
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
     ExtentPlan,
     KVPool,
@@ -19,7 +18,12 @@ from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
     ScatteredPlan,
     SessionKV,
 )
-from vllm_omni.experimental.ar_diffusion.kv_cache.window import WindowLayout
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import (
+    KVCacheSpec,
+    MemoryNeeds,
+    WindowLayout,
+    plan_pool,
+)
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cache, pytest.mark.cpu]
 

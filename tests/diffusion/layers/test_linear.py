@@ -6,13 +6,13 @@ from torch.nn import functional as F
 
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.layers.linear import (
+    NATIVE,
     ColumnParallelLinear,
     GeluLinearMethod,
     PlainLinearMethod,
     QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
-    process_weights,
 )
 from vllm_omni.diffusion.layers.weights import weight_targets
 
@@ -52,7 +52,7 @@ def test_replicated_and_single_rank_layers_multiply():
     expected = F.linear(x, tensors["weight"], tensors["bias"])
     for kind in (ReplicatedLinear, ColumnParallelLinear, RowParallelLinear):
         layer = fill(kind(4, 6, DTYPE, METHOD), tensors)
-        process_weights(layer)
+        NATIVE.process(layer)
         assert torch.equal(layer(x), expected)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vllm_omni.diffusion.layers.rope import RotaryEmbeddingWan, RotaryTables, apply_rotary
+from vllm_omni.diffusion.layers.embeddings import BROADCAST, RotaryEmbeddingWan, RotaryTables
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -66,22 +66,22 @@ def test_pairs_are_turned_like_complex_numbers(heads):
     turn = torch.complex(made.cos, made.sin)[:, None, :]
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
     expected = torch.view_as_real(pairs * turn).flatten(-2)
-    torch.testing.assert_close(apply_rotary(x, made), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(BROADCAST.rotate(x, made), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_heads_are_turned_alike():
     """Bitwise: tables are broadcast over heads."""
     made = tables(16)
     x = torch.randn(18, 4, 16, generator=torch.Generator().manual_seed(1))
-    alone = torch.cat([apply_rotary(head, made) for head in x.split(1, dim=1)], dim=1)
-    assert torch.equal(apply_rotary(x, made), alone)
+    alone = torch.cat([BROADCAST.rotate(head, made) for head in x.split(1, dim=1)], dim=1)
+    assert torch.equal(BROADCAST.rotate(x, made), alone)
 
 
 def test_turning_there_and_back_is_the_identity():
     """Up to rounding."""
     made = tables(16, 500)
     x = torch.randn(18, 2, 16, generator=torch.Generator().manual_seed(2))
-    back = apply_rotary(apply_rotary(x, made), RotaryTables(made.cos, -made.sin))
+    back = BROADCAST.rotate(BROADCAST.rotate(x, made), RotaryTables(made.cos, -made.sin))
     torch.testing.assert_close(back, x, rtol=1e-5, atol=1e-6)
 
 
@@ -92,6 +92,6 @@ def test_scores_depend_on_the_distance_in_time_alone():
     one = {"frames": 1, "rows": 1, "columns": 1}
     scores = []
     for start in (0, 40, 1020):
-        turned = apply_rotary(query, tables(16, start + 7, **one))
-        scores.append((turned * apply_rotary(key, tables(16, start, **one))).sum())
+        turned = BROADCAST.rotate(query, tables(16, start + 7, **one))
+        scores.append((turned * BROADCAST.rotate(key, tables(16, start, **one))).sum())
     torch.testing.assert_close(scores[1:], [scores[0]] * 2, rtol=1e-4, atol=1e-5)

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from vllm_omni.diffusion.layers.rope import (
-    BroadcastRotary,
+from vllm_omni.diffusion.layers.embeddings import (
+    BROADCAST,
     FusedRotary,
     RotaryEmbeddingWan,
     RotaryTables,
     check_rotary,
 )
 from vllm_omni.errors import ConfigError
+from vllm_omni.platforms.base import RotaryMul
 from vllm_omni.platforms.cuda import CudaPlatform
-from vllm_omni.platforms.fused import ReferenceRotaryMul
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def fused(heads=4, head_dim=16, operator=None):
-    return FusedRotary(operator or ReferenceRotaryMul(), heads=heads, head_dim=head_dim)
+    return FusedRotary(operator or RotaryMul(), heads=heads, head_dim=head_dim)
 
 
 def tables(head_dim, dtype):
@@ -35,7 +35,7 @@ def tables(head_dim, dtype):
 def test_it_gives_the_bits_of_broadcast_tables(heads, head_dim, dtype):
     """Bitwise: the same two products and one sum, whose terms may change places."""
     x = torch.randn(18, heads, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
-    made, plain, method = tables(head_dim, dtype), BroadcastRotary(), fused(heads, head_dim)
+    made, plain, method = tables(head_dim, dtype), BROADCAST, fused(heads, head_dim)
     expected = plain.rotate(x, plain.prepare(made))
     assert torch.equal(method.rotate(x, method.prepare(made)), expected)
 
@@ -59,7 +59,7 @@ def test_the_check_passes_a_right_operator(head_dim, dtype):
     check_rotary(method, head_dim=head_dim, dtype=dtype, device=CPU)
 
 
-class Halves(ReferenceRotaryMul):
+class Halves(RotaryMul):
     """Pairs the same place of both halves."""
 
     def __call__(self, x, cos, sin):
@@ -67,21 +67,21 @@ class Halves(ReferenceRotaryMul):
         return x * cos + torch.cat((-b, a), dim=-1) * sin
 
 
-class Backwards(ReferenceRotaryMul):
+class Backwards(RotaryMul):
     """Turns the other way."""
 
     def __call__(self, x, cos, sin):
         return super().__call__(x, cos, -sin)
 
 
-class Imprecise(ReferenceRotaryMul):
+class Imprecise(RotaryMul):
     """Off by three roundings of the largest value."""
 
     def __call__(self, x, cos, sin):
         return super().__call__(x, cos, sin) + 3 * torch.finfo(x.dtype).eps * x.abs().max()
 
 
-class NotANumber(ReferenceRotaryMul):
+class NotANumber(RotaryMul):
     """Has an output that no limit compares with."""
 
     def __call__(self, x, cos, sin):

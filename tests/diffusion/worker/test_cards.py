@@ -76,7 +76,6 @@ def real_model(ranks: int) -> LoadedModel:
     return LoadedModel(
         text=HostPrompts(), transformer=transformer, vae=vae,
         output=ChunkOutput(vae, parallel, gather), flow_shift=5.0, device=META,
-        dtype=torch.bfloat16, attention_kernel="none",
     )  # fmt: skip
 
 

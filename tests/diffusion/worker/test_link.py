@@ -12,7 +12,7 @@ from vllm_omni.diffusion.distributed.parallel_state import ParallelState, RankGr
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.worker import link
 from vllm_omni.diffusion.worker.link import measure_link, slow_link, tell_slow_link
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.parallel, pytest.mark.cpu]
 

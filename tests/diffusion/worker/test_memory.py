@@ -11,7 +11,7 @@ from vllm_omni.diffusion.models.lingbot_world.pixel_output import ChunkOutput
 from vllm_omni.diffusion.models.lingbot_world.vae.memory import decoder_bytes, encoder_bytes
 from vllm_omni.diffusion.worker.worker import plan_kv_pool
 from vllm_omni.errors import OutOfKVMemoryError
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import MemoryNeeds
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import MemoryNeeds
 from vllm_omni.platforms.cpu import CpuPlatform
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]

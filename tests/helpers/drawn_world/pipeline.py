@@ -19,8 +19,8 @@ from vllm_omni.diffusion.messages import (
     ScriptedKeys,
     SessionRequest,
 )
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec
 from vllm_omni.platforms import Platform
 
 

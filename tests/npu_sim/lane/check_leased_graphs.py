@@ -23,7 +23,7 @@ from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import PromptStep
-from vllm_omni.diffusion.models.lingbot_world.lease import LeaseInputs, LeaseSize
+from vllm_omni.diffusion.models.lingbot_world.lease_capture import LeaseInputs, LeaseSize
 from vllm_omni.diffusion.models.lingbot_world.session import SessionSetup
 from vllm_omni.errors import WorkerFailedError
 from vllm_omni.platforms import create_platform
@@ -122,7 +122,7 @@ def lease_on_a_side_stream(block, leases):
     inputs, value = on_device(1)
     wanted = eager(block, inputs, value)[1]
     torch.npu.synchronize()
-    sizes = [(tensor.shape, tensor.dtype) for tensor in (value, *inputs.tensors)]
+    sizes = [(tensor.shape, tensor.dtype) for tensor in (value, *inputs)]
     side = torch.npu.Stream()
     with torch.npu.stream(side), leases.acquire(block, inputs) as lease:
         lease.stage(value)

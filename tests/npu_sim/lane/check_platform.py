@@ -5,10 +5,10 @@ import torch
 
 from tests.npu_sim import kernels, simulation
 from tests.npu_sim.device import device, operator_calls, order, platform
-from vllm_omni.diffusion.layers.linear import ReplicatedLinear, process_weights
+from vllm_omni.diffusion.layers.linear import NATIVE, ReplicatedLinear
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.fused import ReferenceInt8Ops
+from vllm_omni.platforms.base import Int8Ops
 
 __all__ = ["device", "order", "platform"]
 
@@ -85,8 +85,8 @@ def quantised_linear(ops, device, *, fractal):
     layer.weight.data.copy_(torch.randn(32, 48, generator=draw))
     layer.bias.data.copy_(torch.randn(32, generator=draw))
     layer = layer.to(device)
-    process_weights(layer)
-    process_weights(layer)  # a second call changes nothing
+    NATIVE.process(layer)
+    NATIVE.process(layer)  # a second call changes nothing
     return layer, torch.randn(2, 5, 48, generator=draw).bfloat16().to(device)
 
 
@@ -104,5 +104,5 @@ def test_a_quantised_linear_passes_the_vendors_schemas(platform, device, fractal
     (product,) = operator_calls("npu_quant_matmul")
     # The binding turns torch's dtype into the vendor's number: 27 in its own list, 15 in torch's.
     assert product.arguments["output_dtype"] in {15, 27}
-    reference, host_x = quantised_linear(ReferenceInt8Ops(), "cpu", fractal=fractal)
+    reference, host_x = quantised_linear(Int8Ops(), "cpu", fractal=fractal)
     assert torch.equal(output.cpu(), reference(host_x))

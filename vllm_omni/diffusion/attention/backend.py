@@ -16,7 +16,7 @@ from vllm_omni.errors import ConfigError
 from vllm_omni.wording import one_of
 
 Heads = Float[Tensor, "tokens heads head_dim"]
-"""Queries of a chunk, or what attention makes of them."""
+"""Queries or keys of a chunk, or what attention makes of them."""
 Visible = Float[Tensor, "visible heads head_dim"]
 """Keys or values that a chunk sees."""
 Pages = Float[Tensor, "pages page_tokens heads head_dim"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -24,41 +23,28 @@ from vllm_omni.diffusion.layers.weights import Shard, WeightedModule, WeightTarg
 from vllm_omni.errors import ConfigError
 
 
-@runtime_checkable
-class LinearMethod(Protocol):
+class LinearMethod:
     """The way in which the weights of one layer are stored and multiplied."""
 
     def create_weights(
         self, layer: ShardedLinear, in_features: int, out_features: int, dtype: torch.dtype
     ) -> None:
-        """Register ``layer.weight`` of shape ``[out_features, in_features]``."""
-        ...
+        """Register ``layer.weight`` of shape ``[out_features, in_features]``, as checkpoints do."""
+        weight = torch.empty(out_features, in_features, dtype=dtype)
+        layer.register_parameter("weight", nn.Parameter(weight))
 
     def process_weights_after_loading(self, layer: ShardedLinear) -> None:
         """Rewrite the weights once, after the checkpoint has been read."""
-        ...
 
     def apply(
         self, layer: ShardedLinear, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
     ) -> Float[Tensor, "*batch m"]:
         """Compute ``x @ weight.T + bias``."""
-        ...
+        raise NotImplementedError
 
 
 class PlainLinearMethod(LinearMethod):
     """Keeps weights as they are in the checkpoint and multiplies with torch."""
-
-    @override
-    def create_weights(
-        self, layer: ShardedLinear, in_features: int, out_features: int, dtype: torch.dtype
-    ) -> None:
-        layer.register_parameter(
-            "weight", nn.Parameter(torch.empty(out_features, in_features, dtype=dtype))
-        )
-
-    @override
-    def process_weights_after_loading(self, layer: ShardedLinear) -> None:
-        pass
 
     @override
     def apply(
@@ -91,17 +77,34 @@ class ShardedLinear(WeightedModule):
     """Base of all linear layers: it holds the bias and the method that holds the weight.
 
     Args:
-        local_in: input features on this rank.
-        local_out: output features on this rank.
+        in_features: input features over all ranks.
+        out_features: output features over all ranks.
+        group: ranks that share the weight.
+
+    Attributes:
+        axis: of the weight, along which it is shared out; ``None`` if every rank has all of it.
     """
 
+    axis: int | None = None
     weight: nn.Parameter
 
     def __init__(
-        self, local_in: int, local_out: int, dtype: torch.dtype, method: LinearMethod
+        self,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        method: LinearMethod,
+        *,
+        group: RankGroup = SINGLE,
     ) -> None:
         super().__init__()
         self.method = method
+        self.group = group
+        self.shape = (out_features, in_features)
+        local_out, local_in = (
+            size // group.size if axis == self.axis else size
+            for axis, size in enumerate(self.shape)
+        )
         method.create_weights(self, local_in, local_out, dtype)
         self.bias = nn.Parameter(torch.empty(local_out, dtype=dtype))
 
@@ -109,72 +112,36 @@ class ShardedLinear(WeightedModule):
         """Compute this rank's output features."""
         return self.method.apply(self, x, self.bias)
 
+    @override
+    def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
+        axis = self.axis
+        shard = None if axis is None else Shard.of(self.group, axis, self.shape[axis])
+        yield f"{prefix}weight", WeightTarget(self.weight, self.shape, shard)
+        bias_shard = shard if axis == 0 else None
+        yield f"{prefix}bias", WeightTarget(self.bias, self.shape[:1], bias_shard)
+
 
 class ReplicatedLinear(ShardedLinear):
     """A linear layer whose whole weight is on every rank."""
-
-    def __init__(
-        self, in_features: int, out_features: int, dtype: torch.dtype, method: LinearMethod
-    ) -> None:
-        super().__init__(in_features, out_features, dtype, method)
-        self.shape = (out_features, in_features)
-
-    @override
-    def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
-        yield f"{prefix}weight", WeightTarget(self.weight, self.shape)
-        yield f"{prefix}bias", WeightTarget(self.bias, self.shape[:1])
 
 
 class ColumnParallelLinear(ShardedLinear):
     """A linear layer of which each rank makes some of the output features."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        dtype: torch.dtype,
-        method: LinearMethod,
-        *,
-        group: RankGroup = SINGLE,
-    ) -> None:
-        super().__init__(in_features, out_features // group.size, dtype, method)
-        self.group = group
-        self.shape = (out_features, in_features)
-
-    @override
-    def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
-        shard = Shard.of(self.group, 0, self.shape[0])
-        yield f"{prefix}weight", WeightTarget(self.weight, self.shape, shard)
-        yield f"{prefix}bias", WeightTarget(self.bias, self.shape[:1], shard)
+    axis = 0
 
 
 class RowParallelLinear(ShardedLinear):
     """A linear layer of which each rank reads some input features; outputs are summed."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        dtype: torch.dtype,
-        method: LinearMethod,
-        *,
-        group: RankGroup = SINGLE,
-    ) -> None:
-        super().__init__(in_features // group.size, out_features, dtype, method)
-        self.group = group
-        self.shape = (out_features, in_features)
+    axis = 1
 
+    @override
     def forward(self, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
         """Compute all output features; the bias is added once, after the sum over ranks."""
         if self.group.size == 1:
             return self.method.apply(self, x, self.bias)
         return self.group.all_reduce(self.method.apply(self, x, None)) + self.bias
-
-    @override
-    def weight_targets(self, prefix: str) -> Iterator[tuple[str, WeightTarget]]:
-        shard = Shard.of(self.group, 1, self.shape[1])
-        yield f"{prefix}weight", WeightTarget(self.weight, self.shape, shard)
-        yield f"{prefix}bias", WeightTarget(self.bias, self.shape[:1])
 
 
 class QKVParallelLinear(ShardedLinear):
@@ -185,12 +152,12 @@ class QKVParallelLinear(ShardedLinear):
     """
 
     NAMES = ("q", "k", "v")
+    axis = 0
 
     def __init__(
         self, dim: int, dtype: torch.dtype, method: LinearMethod, *, group: RankGroup = SINGLE
     ) -> None:
-        super().__init__(dim, 3 * dim // group.size, dtype, method)
-        self.group = group
+        super().__init__(dim, len(self.NAMES) * dim, dtype, method, group=group)
         self.dim = dim
 
     @property
@@ -221,47 +188,24 @@ class QKVParallelLinear(ShardedLinear):
             yield f"{stem}bias", WeightTarget(self.bias, (self.dim,), shard, row)
 
 
-def process_weights(module: nn.Module) -> None:
-    """Let every linear method below ``module`` rewrite its weights after loading."""
-    for layer in module.modules():
-        if isinstance(layer, ShardedLinear):
-            layer.method.process_weights_after_loading(layer)
-
-
-@runtime_checkable
-class LinearBackend(Protocol):
-    """Decides of which layers the linears of a model are made."""
+class LinearBackend:
+    """Decides of which layers the linears of a model are made: of those of this file."""
 
     def install(self, module: nn.Module) -> None:
         """Put this backend's layers into ``module``, which has memory but no values yet."""
-        ...
 
     def process(self, module: nn.Module) -> None:
-        """Rewrite the weights of all linears once, after the checkpoint has been read."""
-        ...
+        """Let all linears rewrite their weights once, after the checkpoint has been read."""
+        for layer in module.modules():
+            if isinstance(layer, ShardedLinear):
+                layer.method.process_weights_after_loading(layer)
 
     def release(self) -> None:
         """Free what outlives the modules, such as process groups. A second call does nothing."""
-        ...
 
 
-class NativeLinearBackend(LinearBackend):
-    """Keeps the layers of this file. It has no state."""
-
-    @override
-    def install(self, module: nn.Module) -> None:
-        pass
-
-    @override
-    def process(self, module: nn.Module) -> None:
-        process_weights(module)
-
-    @override
-    def release(self) -> None:
-        pass
-
-
-NATIVE = NativeLinearBackend()
+NATIVE = LinearBackend()
+"""It has no state."""
 
 
 def create_linear_backend(

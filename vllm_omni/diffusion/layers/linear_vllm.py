@@ -261,7 +261,7 @@ class VllmLinearBackend(linear.LinearBackend):
 
     @override
     def process(self, module: nn.Module) -> None:
-        linear.process_weights(module)
+        super().process(module)
         for layer in module.modules():
             if isinstance(layer, VllmLinear):
                 layer.process_weights_after_loading()

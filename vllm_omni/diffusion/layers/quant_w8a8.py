@@ -11,12 +11,12 @@ from enum import Enum
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from vllm_omni.diffusion.layers.linear import LinearMethod
+from vllm_omni.diffusion.layers.linear import LinearMethod, ShardedLinear
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.fused import Int8Ops
+from vllm_omni.platforms.base import Int8Ops
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -35,7 +35,7 @@ class Int8LinearMethod(LinearMethod):
 
     @override
     def create_weights(
-        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+        self, layer: ShardedLinear, in_features: int, out_features: int, dtype: torch.dtype
     ) -> None:
         """Register the weight as it is in the checkpoint; it is quantised after loading.
 
@@ -53,19 +53,17 @@ class Int8LinearMethod(LinearMethod):
                 f"which takes {self.ops.widest}; leave lingbot_npu_quant out or raise "
                 "tensor_parallel_size"
             )
-        layer.register_parameter(
-            "weight", nn.Parameter(torch.empty(out_features, in_features, dtype=dtype))
-        )
+        super().create_weights(layer, in_features, out_features, dtype)
 
     @override
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
+    def process_weights_after_loading(self, layer: ShardedLinear) -> None:
         """Quantise and arrange the weight, then drop the loaded one. A second call does nothing."""
         if "weight_int8" in dict(layer.named_buffers(recurse=False)):
             return
         self.add_int8_weight(layer)
         del layer.weight
 
-    def add_int8_weight(self, layer: nn.Module) -> None:
+    def add_int8_weight(self, layer: ShardedLinear) -> None:
         """Add buffers ``weight_int8`` ``[in, out]`` and ``weight_scale`` ``[out]`` to the layer."""
         rows, scale = self.ops.quantize_rows(layer.get_parameter("weight").detach())
         arranged = self.ops.arrange_weight(rows, fractal=self.fractal)
@@ -74,7 +72,7 @@ class Int8LinearMethod(LinearMethod):
 
     @override
     def apply(
-        self, layer: nn.Module, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
+        self, layer: ShardedLinear, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
     ) -> Float[Tensor, "*batch m"]:
         tokens, token_scale = self.ops.quantize_rows(x.reshape(-1, x.shape[-1]))
         product = self.ops.matmul(
@@ -125,18 +123,18 @@ class ComparedLinearMethod(LinearMethod):
 
     @override
     def create_weights(
-        self, layer: nn.Module, in_features: int, out_features: int, dtype: torch.dtype
+        self, layer: ShardedLinear, in_features: int, out_features: int, dtype: torch.dtype
     ) -> None:
         self.int8.create_weights(layer, in_features, out_features, dtype)
 
     @override
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
+    def process_weights_after_loading(self, layer: ShardedLinear) -> None:
         """Add the bytes beside the weight, which is kept."""
         self.int8.add_int8_weight(layer)
 
     @override
     def apply(
-        self, layer: nn.Module, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
+        self, layer: ShardedLinear, x: Float[Tensor, "*batch n"], bias: Float[Tensor, " m"] | None
     ) -> Float[Tensor, "*batch m"]:
         if self.mode is ComparedMode.INT8:
             return self.int8.apply(layer, x, bias)

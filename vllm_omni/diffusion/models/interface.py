@@ -9,8 +9,8 @@ from jaxtyping import Shaped
 from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings, SessionRequest
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec, MemoryNeeds
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec, MemoryNeeds
 
 
 @runtime_checkable

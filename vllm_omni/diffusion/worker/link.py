@@ -12,7 +12,7 @@ from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState, RankGroup
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, chunk_play_ms
 from vllm_omni.diffusion.registry import model_of
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec
 from vllm_omni.inputs.request import RequestLimits
 from vllm_omni.logger import get_logger
 

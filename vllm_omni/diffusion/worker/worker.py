@@ -34,8 +34,8 @@ from vllm_omni.errors import (
     SessionFailedError,
     WorkerFailedError,
 )
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import PoolBudget, in_gib, plan_pool
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import PoolBudget, in_gib, plan_pool
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform, create_platform
 from vllm_omni.platforms.quarantine import QUARANTINE

@@ -17,8 +17,8 @@ from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni.diffusion.attention.sdpa import SdpaAttention
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
+from vllm_omni.diffusion.layers.embeddings import BROADCAST
 from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
-from vllm_omni.diffusion.layers.rope import BroadcastRotary
 from vllm_omni.diffusion.models.lingbot_world import load
 from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.platforms.cuda import CudaPlatform
@@ -57,11 +57,11 @@ def test_only_the_search_for_the_fixed_condition_asks_the_device(counted):
 def test_a_given_method_multiplies_on_a_gpu_too(monkeypatch, given):
     """Whoever stores the weights of the feed-forward part in a way of his own multiplies them."""
     monkeypatch.setattr(load, "checked_backend", lambda *_, **__: (SdpaAttention(), "none"))
-    monkeypatch.setattr(load, "checked_rotary", lambda *_, **__: BroadcastRotary())
+    monkeypatch.setattr(load, "checked_rotary", lambda *_, **__: BROADCAST)
     method = PlainLinearMethod() if given else None
     parts = load.layer_parts(
         OmniDiffusionConfig(model="", device="cuda", enforce_eager=True), CudaPlatform(),
-        model=tiny_transformer_config(), dtype=torch.bfloat16, device=torch.device("cuda", 0),
+        model=tiny_transformer_config(), device=torch.device("cuda", 0),
         parallel=ParallelState(), feed_forward=method,
     )  # fmt: skip
     with torch.device("meta"):

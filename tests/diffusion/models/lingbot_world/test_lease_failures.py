@@ -13,7 +13,8 @@ from tests.helpers.leases import (
     some_inputs,
     use,
 )
-from vllm_omni.diffusion.models.lingbot_world.lease import LeaseError, LeaseInputs
+from vllm_omni.diffusion.models.lingbot_world.lease_capture import LeaseInputs
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeaseError
 from vllm_omni.errors import WorkerFailedError
 
 __all__ = ["blocks", "inference", "leases", "quarantine", "runtime"]

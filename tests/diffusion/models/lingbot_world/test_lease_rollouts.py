@@ -19,9 +19,12 @@ from vllm_omni.diffusion.executor.inline import InlineExecutor
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkPlan
-from vllm_omni.diffusion.models.lingbot_world.attention import EAGER
-from vllm_omni.diffusion.models.lingbot_world.lease import Lease, LeaseRecord
-from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
+from vllm_omni.diffusion.models.lingbot_world.blocks import EAGER
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
+    Lease,
+    LeasedPostAttention,
+    LeaseRecord,
+)
 from vllm_omni.diffusion.models.lingbot_world.session import CommittedState, SessionSetup
 from vllm_omni.diffusion.models.lingbot_world.transformer import ChunkContext
 from vllm_omni.diffusion.worker import process
@@ -30,7 +33,7 @@ from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.diffusion.worker.worker import PeersLeftWaitingError, Worker
 from vllm_omni.engine.supervisor import WorkerSupervisor
 from vllm_omni.errors import ConfigError, WorkerFailedError
-from vllm_omni.platforms.graphs import EagerGraph, EagerGraphRuntime
+from vllm_omni.platforms.graphs import EagerGraph, GraphRuntime
 from vllm_omni.platforms.quarantine import QUARANTINE
 
 pytestmark = [
@@ -148,7 +151,7 @@ def test_a_session_of_another_size_runs_without_graphs_and_says_so(executor, cap
 def test_forwards_that_are_captured_themselves_replay_nothing(executor, monkeypatch):
     replayed = rollout(executor, "replayed")
     replays = record_of(executor).replays
-    monkeypatch.setattr(EagerGraphRuntime, "is_capturing", lambda _: True)
+    monkeypatch.setattr(GraphRuntime, "is_capturing", lambda _: True)
     assert rollout(executor, "captured") == replayed
     assert record_of(executor).replays == replays
 

@@ -28,16 +28,14 @@ from tests.helpers.leases import (
 )
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
-from vllm_omni.diffusion.models.lingbot_world.attention import EagerPostAttention, PostAttention
-from vllm_omni.diffusion.models.lingbot_world.lease import (
+from vllm_omni.diffusion.models.lingbot_world.lease_capture import LeaseInputs, LeaseSize
+from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import (
     LeaseError,
-    LeaseInputs,
-    LeaseSize,
     LeaseState,
     SlotsBusyError,
 )
 from vllm_omni.errors import ConfigError
-from vllm_omni.platforms.fused import ReferenceInt8Ops
+from vllm_omni.platforms.base import Int8Ops
 
 __all__ = ["blocks", "inference", "leases", "quarantine", "runtime"]
 
@@ -53,11 +51,11 @@ def test_a_lease_gives_the_bytes_of_the_modules_and_leaves_its_inputs_alone(bloc
     for block in blocks:
         for seed in (1, 40, 80):  # both slots, and the first one again
             inputs, value = some_inputs(seed, rows), attended(seed)
-            before = [tensor.clone() for tensor in inputs.tensors]
+            before = [tensor.clone() for tensor in inputs]
             wanted = eager(block, inputs, value)
             got = use(leases, block, inputs, value)
             assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
-            assert all(torch.equal(a, b) for a, b in zip(inputs.tensors, before, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
     assert leases.record.projection_copy_bytes == 0
 
 
@@ -107,7 +105,7 @@ def test_staging_copies_counts_and_does_not_alias(leases, blocks):
         got = lease.finish().projected.clone()
     assert torch.equal(got, blocks[0].self_attn.o(attended()))
     assert leases.record.projection_copy_bytes == value.nbytes
-    copied = sum(tensor.nbytes for tensor in some_inputs().tensors)
+    copied = sum(tensor.nbytes for tensor in some_inputs())
     assert leases.record.conditioning_copy_bytes == copied
 
 
@@ -123,7 +121,7 @@ def test_two_leases_are_apart_and_a_third_waits_for_none(leases, blocks):
         outputs = []
         for lease, value in ((one, attended()), (two, attended(60))):
             lease.stage(value)
-            outputs.append(lease.finish().tensors)
+            outputs.append(lease.finish())
         assert len({tensor.data_ptr() for tensors in outputs for tensor in tensors}) == 6
         with pytest.raises(SlotsBusyError, match="both slots still have consumers"):
             use(leases, first)
@@ -153,9 +151,9 @@ def test_every_tensor_is_owned_by_the_stream_that_touches_it(leases, blocks, run
     inputs, value = some_inputs(), attended()
     with leases.acquire(blocks[0], inputs) as lease:
         lease.stage(value)
-        outputs = lease.finish().tensors
+        outputs = lease.finish()
     slot = lease.slot
-    copies = [t for pair in zip(inputs.tensors, slot.inputs.tensors, strict=True) for t in pair]
+    copies = [t for pair in zip(inputs, slot.inputs, strict=True) for t in pair]
     owned = (*copies, slot.attended, value, *outputs)
     wanted = [("own", tensor.data_ptr(), "producer") for tensor in owned]
     assert [entry for entry in runtime.log if entry[0] == "own"] == wanted
@@ -197,11 +195,6 @@ def test_a_stale_lease_does_not_reach_the_next_one_of_its_slot(leases, blocks):
 # ---------------------------------------------------------------------------- set-up
 
 
-def test_both_ways_are_implementations_of_one_protocol(leases):
-    assert isinstance(leases, PostAttention)
-    assert isinstance(EagerPostAttention(), PostAttention)
-
-
 def test_a_failed_capture_refuses_the_configuration_before_any_session(blocks, runtime):
     runtime.failing = "capture"
     with pytest.raises(ConfigError, match="set lingbot_npu_leased_post_attention to false"):
@@ -230,7 +223,7 @@ def test_a_session_of_another_size_is_counted_once(leases):
 
 
 def test_inputs_of_another_size_touch_nothing(leases, blocks, runtime):
-    wide = LeaseInputs(*(torch.cat([t, t]) if len(t) > 1 else t for t in some_inputs().tensors))
+    wide = LeaseInputs(*(torch.cat([t, t]) if len(t) > 1 else t for t in some_inputs()))
     with pytest.raises(LeaseError, match="no graphs were prepared"):
         use(leases, blocks[0], inputs=wide)
     assert runtime.log == []
@@ -239,7 +232,7 @@ def test_inputs_of_another_size_touch_nothing(leases, blocks, runtime):
 
 @pytest.mark.parametrize("wrong", range(4))
 def test_inputs_of_another_dtype_touch_nothing(leases, blocks, runtime, wrong):
-    tensors = list(some_inputs().tensors)
+    tensors = list(some_inputs())
     tensors[wrong] = tensors[wrong].half()
     # Shape checks of the test run refuse the object itself; without them the lease does.
     with pytest.raises((LeaseError, TypeError)):
@@ -252,7 +245,7 @@ def test_inputs_of_another_dtype_touch_nothing(leases, blocks, runtime, wrong):
     ("parts", "message"),
     [
         ({"dtype": torch.float32}, "needs an unquantised bfloat16 projection"),
-        ({"linear": Int8LinearMethod(ReferenceInt8Ops(), fractal=True)}, "as the checkpoint has"),
+        ({"linear": Int8LinearMethod(Int8Ops(), fractal=True)}, "as the checkpoint has"),
         ({"tensor_parallel": RankGroup(0, 2, None)}, "tensor_parallel_size 1"),
     ],
 )  # fmt: skip

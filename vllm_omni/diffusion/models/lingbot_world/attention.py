@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float32
@@ -14,20 +14,21 @@ from vllm_omni.diffusion.attention.backend import AttentionBackend
 from vllm_omni.diffusion.distributed.comm import Arriving, UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
+from vllm_omni.diffusion.layers.embeddings import BROADCAST, RotaryMethod, RotaryTables
 from vllm_omni.diffusion.layers.linear import (
     ColumnParallelLinear,
     LinearMethod,
     QKVParallelLinear,
     RowParallelLinear,
 )
-from vllm_omni.diffusion.layers.norm import AffineLayerNorm, RMSNormAcrossHeads
-from vllm_omni.diffusion.layers.rope import BroadcastRotary, RotaryMethod, RotaryTables
+from vllm_omni.diffusion.layers.norm import RMSNormAcrossHeads
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
-from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
+    LayerPages,
+    WindowPlan,
     ar_diffusion_paged_attention,
     write_window,
 )
-from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import LayerPages, WindowPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,105 +107,6 @@ def attend_heads(
     )
 
 
-@runtime_checkable
-class AttendingBlock(Protocol):
-    """A transformer block, as far as a :class:`PostAttention` calls its parts."""
-
-    self_attn: SelfAttention
-    cross_attn: CrossAttention
-    norm3: AffineLayerNorm
-
-    def after_projection(
-        self,
-        projected: Float[Tensor, "tokens dim"],
-        x: Float[Tensor, "tokens dim"],
-        gate: Float32[Tensor, "rows dim"],
-        camera: CameraModulation,
-    ) -> tuple[Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]]:
-        """Return the residual stream after gate and camera, and the input of cross-attention."""
-        ...
-
-    def feed_forward(
-        self, x: Float[Tensor, "tokens dim"], modulation: Modulation
-    ) -> Float[Tensor, "tokens dim"]:
-        """Return the residual stream after the feed-forward part, the last of the block."""
-        ...
-
-
-@runtime_checkable
-class PostAttention(Protocol):
-    """How a block goes on from its self-attention to its end.
-
-    Every implementation computes the same bytes. The end is part of it because a compiler fuses
-    what follows the attention up to the end of the function that attends, and no further.
-    """
-
-    def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
-        """Make ready for these blocks, once their weights have been loaded.
-
-        Raises:
-            ConfigError: if that cannot be done.
-        """
-        ...
-
-    def begin_session(self, tokens: int) -> None:
-        """Make ready for a session of this many tokens per chunk on this rank.
-
-        Raises:
-            WorkerFailedError: if an earlier failure has left the device unusable.
-        """
-        ...
-
-    def run(
-        self,
-        block: AttendingBlock,
-        modulated: Float[Tensor, "tokens dim"],
-        x: Float[Tensor, "tokens dim"],
-        gate: Float32[Tensor, "rows dim"],
-        feed_forward: Modulation,
-        layer: LayerContext,
-    ) -> Float[Tensor, "tokens dim"]:
-        """Return the residual stream after the block.
-
-        Mutates the pages of the window.
-
-        Args:
-            modulated: input of the self-attention.
-            x: residual stream before it.
-            gate: of the self-attention's output.
-            feed_forward: of the part that comes last.
-        """
-        ...
-
-
-class EagerPostAttention:
-    """Calls the modules of a block one after another."""
-
-    def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
-        """Do nothing: modules need no preparation."""
-
-    def begin_session(self, tokens: int) -> None:
-        """Do nothing: modules take any number of tokens."""
-
-    def run(
-        self,
-        block: AttendingBlock,
-        modulated: Float[Tensor, "tokens dim"],
-        x: Float[Tensor, "tokens dim"],
-        gate: Float32[Tensor, "rows dim"],
-        feed_forward: Modulation,
-        layer: LayerContext,
-    ) -> Float[Tensor, "tokens dim"]:
-        """Attend to the window, follow the camera, attend to the prompt, feed forward."""
-        projected = block.self_attn(modulated, layer.window)
-        x, normalised = block.after_projection(projected, x, gate, layer.camera)
-        return block.feed_forward(x + block.cross_attn(normalised, layer.text), feed_forward)
-
-
-EAGER = EagerPostAttention()
-"""It has no state."""
-
-
 @dataclass(frozen=True, slots=True)
 class LayerParts:
     """What every layer is built with and shares with the others.
@@ -221,7 +123,6 @@ class LayerParts:
         rotary: how queries and keys are turned.
         send: how keys and values are sent, or a wrapper that a compiler does not look into.
         attend: :func:`attend_window`, or such a wrapper.
-        post_attention: how a block goes on after its self-attention.
     """
 
     config: LingBotWorldConfig
@@ -232,10 +133,9 @@ class LayerParts:
     exchange: UlyssesExchange
     feed_forward: LinearMethod | None = None
     product_with_gelu: LinearMethod | None = None
-    rotary: RotaryMethod = field(default_factory=BroadcastRotary)
+    rotary: RotaryMethod = BROADCAST
     send: Callable[..., Arriving] = UlyssesExchange.tokens_to_heads
     attend: Callable[..., Tensor] = attend_window
-    post_attention: PostAttention = EAGER
     attention_kernel: str = "unknown"
 
     @property

@@ -4,6 +4,9 @@ Shapes: tokens = latent frames x tokens per frame on this rank, in that order; `
 when all frames of a call have the same timestep, else one per frame.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,15 +73,71 @@ def add_gated(
     return (frames * gate.unsqueeze(1)).flatten(0, 1).add_(x).to(x.dtype)
 
 
-class LingBotWorldBlock(nn.Module):
-    """One layer: self-attention, camera modulation, cross-attention, feed-forward."""
+class PostAttention:
+    """How a block goes on from its self-attention to its end: it calls its modules in turn.
 
-    def __init__(self, parts: LayerParts) -> None:
+    Whatever overrides this computes the same bytes. The end is part of it because a compiler fuses
+    what follows the attention up to the end of the function that attends, and no further.
+    """
+
+    def prepare(self, blocks: Sequence[LingBotWorldBlock]) -> None:
+        """Make ready for these blocks, once their weights have been loaded.
+
+        Raises:
+            ConfigError: if that cannot be done.
+        """
+
+    def begin_session(self, tokens: int) -> None:
+        """Make ready for a session of this many tokens per chunk on this rank.
+
+        Raises:
+            WorkerFailedError: if an earlier failure has left the device unusable.
+        """
+
+    def run(
+        self,
+        block: LingBotWorldBlock,
+        modulated: Float[Tensor, "tokens dim"],
+        x: Float[Tensor, "tokens dim"],
+        gate: Float32[Tensor, "rows dim"],
+        feed_forward: Modulation,
+        layer: LayerContext,
+    ) -> Float[Tensor, "tokens dim"]:
+        """Attend to the window, follow the camera, attend to the prompt, feed forward.
+
+        Mutates the pages of the window.
+
+        Args:
+            modulated: input of the self-attention.
+            x: residual stream before it.
+            gate: of the self-attention's output.
+            feed_forward: of the part that comes last.
+
+        Returns:
+            The residual stream after the block.
+        """
+        projected = block.self_attn(modulated, layer.window)
+        x, normalised = block.after_projection(projected, x, gate, layer.camera)
+        return block.feed_forward(x + block.cross_attn(normalised, layer.text), feed_forward)
+
+
+EAGER = PostAttention()
+"""It has no state."""
+
+
+class LingBotWorldBlock(nn.Module):
+    """One layer: self-attention, camera modulation, cross-attention, feed-forward.
+
+    Args:
+        post_attention: shared by all layers.
+    """
+
+    def __init__(self, parts: LayerParts, post_attention: PostAttention = EAGER) -> None:
         super().__init__()
         config, dtype, group = parts.config, parts.dtype, parts.tensor_parallel
         dim, linear = config.dim, parts.linear
         self.eps = config.eps
-        self.post_attention = parts.post_attention
+        self.post_attention = post_attention
         self.modulation = nn.Parameter(torch.empty(1, _BLOCK_ROWS, dim, dtype=dtype))
         self.self_attn = SelfAttention(parts)
         self.cross_attn = CrossAttention(parts)

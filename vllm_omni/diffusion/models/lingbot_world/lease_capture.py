@@ -1,4 +1,4 @@
-"""One block's captured graphs, and what they depend on.
+"""One block's captured graphs, the memory that they read, and what they depend on.
 
 A graph keeps addresses of weights and the kernels of the code that ran. When a weight, a module, a
 hook or a function on the captured path is replaced, the graph no longer computes what its block
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,17 +22,111 @@ from torch.nn.modules import module as torch_module
 from vllm_omni.diffusion.layers import norm
 from vllm_omni.diffusion.layers.linear import PlainLinearMethod, RowParallelLinear
 from vllm_omni.diffusion.models.lingbot_world import blocks
-from vllm_omni.diffusion.models.lingbot_world.attention import AttendingBlock, CameraModulation
+from vllm_omni.diffusion.models.lingbot_world.attention import CameraModulation
+from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.errors import ConfigError, WorkerFailedError
-from vllm_omni.platforms.graphs import Capture, GraphPool, GraphRuntime
+from vllm_omni.platforms.graphs import Capture, DeviceEvent, GraphPool, GraphRuntime
 
-NUM_OUTPUTS = 3
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseSize:
+    """Shapes and place of the tensors of one size of video.
+
+    Attributes:
+        tokens: of a chunk on this rank.
+        dim: channels of a token.
+        gate_rows: one row of the gate for all tokens, or one for each latent frame.
+    """
+
+    tokens: int
+    dim: int
+    device: torch.device
+    gate_rows: int = 1
+
+
+class LeaseInputs(NamedTuple):
+    """What a block knows before its attention, in the order of the captured function's arguments.
+
+    Attributes:
+        hidden: input of the block.
+        gate: of the attention's output.
+        gain: one plus the camera scale of each token.
+        shift: camera shift of each token.
+    """
+
+    hidden: BFloat16[Tensor, "tokens dim"]
+    gate: Float32[Tensor, "rows dim"]
+    gain: BFloat16[Tensor, "tokens dim"]
+    shift: BFloat16[Tensor, "tokens dim"]
+
+    def fit(self, other: LeaseInputs) -> bool:
+        """Tell whether each tensor has the shape, dtype and device of the other's."""
+        return all(
+            (mine.shape, mine.dtype, mine.device) == (theirs.shape, theirs.dtype, theirs.device)
+            for mine, theirs in zip(self, other, strict=True)
+        )
+
+
+class LeaseOutputs(NamedTuple):
+    """Outputs of the graph, borrowed from its memory, in the order of the function's results.
+
+    Attributes:
+        projected: output of the attention's projection.
+        residual: the block's stream after gate and camera.
+        normalised: input of the cross-attention.
+    """
+
+    projected: BFloat16[Tensor, "tokens dim"]
+    residual: BFloat16[Tensor, "tokens dim"]
+    normalised: BFloat16[Tensor, "tokens dim"]
+
+
+@dataclass(slots=True)
+class Slot:
+    """Input buffers that all blocks share; each block has captured a graph over them.
+
+    The graphs of a slot share a pool. That is safe since a slot has one lease at a time, whose
+    replay waits for the reader of the lease before it.
+
+    Attributes:
+        index: which of the two it is.
+        attended: the attention's output before its projection.
+        inputs: private copies of the block's inputs.
+        pool: memory of the graphs.
+        completion: end of the last reader's work; the next use waits for it.
+        active: whether it is leased; after a failure it stays so.
+        generation: number of leases so far.
+    """
+
+    index: int
+    attended: BFloat16[Tensor, "tokens dim"]
+    inputs: LeaseInputs
+    pool: GraphPool
+    completion: DeviceEvent | None = None
+    active: bool = False
+    generation: int = 0
+
+    @classmethod
+    def empty(cls, index: int, size: LeaseSize, pool: GraphPool) -> Slot:
+        """Make zeroed buffers, so that a first run over them meets ordinary numbers."""
+        shape, device = (size.tokens, size.dim), size.device
+        attended, hidden, gain, shift = (
+            torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(4)
+        )
+        gate = torch.zeros(size.gate_rows, size.dim, device=device)
+        return cls(index, attended, LeaseInputs(hidden, gate, gain, shift), pool)
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Return the arguments of the captured function."""
+        return (self.attended, *self.inputs)
+
+
 def post_attention(
-    block: AttendingBlock,
+    block: LingBotWorldBlock,
     attended: BFloat16[Tensor, "tokens dim"],
     x: BFloat16[Tensor, "tokens dim"],
     gate: Float32[Tensor, "rows dim"],
@@ -59,15 +154,12 @@ class CapturedBlock:
     @classmethod
     def of(
         cls,
-        block: AttendingBlock,
+        block: LingBotWorldBlock,
         index: int,
-        slots: Sequence[tuple[tuple[Tensor, ...], GraphPool]],
+        slots: Sequence[Slot],
         runtime: GraphRuntime,
     ) -> CapturedBlock:
         """Capture what follows the attention of a block, once over each slot.
-
-        Args:
-            slots: arguments of the captured function, and the memory of its graph.
 
         Raises:
             ConfigError: if the block's projection cannot be captured, or the capture fails.
@@ -75,11 +167,12 @@ class CapturedBlock:
         _check_projection(block)
         fingerprint = Fingerprint(block)
         function = partial(post_attention, block)
-        stream = runtime.current_stream(slots[0][0][0].device)
+        stream = runtime.current_stream(slots[0].attended.device)
         captures: list[Capture] = []
-        for buffers, pool in slots:
+        for slot in slots:
+            buffers = slot.buffers
             try:
-                captures.append(runtime.capture(function, buffers, stream=stream, pool=pool))
+                captures.append(runtime.capture(function, buffers, stream=stream, pool=slot.pool))
                 _check_outputs(captures[-1].outputs, buffers)
             except (RuntimeError, ValueError) as error:
                 raise ConfigError(
@@ -110,7 +203,7 @@ class Fingerprint:
     without making new objects. Holding them keeps an identity from being given to another object.
     """
 
-    def __init__(self, block: AttendingBlock) -> None:
+    def __init__(self, block: LingBotWorldBlock) -> None:
         self._entries: list[tuple[Mapping[str, object], str, object, str]] = []
         self._sizes: list[tuple[Mapping[str, object], int, str]] = []
         self._classes: list[tuple[object, type, str]] = []
@@ -221,7 +314,7 @@ def _table(module: object, name: str) -> dict[str, object]:
     return vars(module)[name]
 
 
-def _check_projection(block: AttendingBlock) -> None:
+def _check_projection(block: LingBotWorldBlock) -> None:
     projection = block.self_attn.o
     plain = isinstance(projection, RowParallelLinear) and isinstance(
         projection.method, PlainLinearMethod
@@ -254,7 +347,7 @@ def _check_outputs(outputs: tuple[Tensor, ...], buffers: tuple[Tensor, ...]) -> 
     attended = buffers[0]
     wanted = (attended.shape, attended.dtype, attended.device)
     got = [(output.shape, output.dtype, output.device) for output in outputs]
-    if got != [wanted] * NUM_OUTPUTS:
+    if got != [wanted] * len(LeaseOutputs._fields):
         raise ValueError(f"a graph must return three tensors like {wanted}, got {got}")
     inputs = {buffer.untyped_storage().data_ptr() for buffer in buffers}
     if any(output.untyped_storage().data_ptr() in inputs for output in outputs):

@@ -6,6 +6,14 @@ another, so all of them share these, and each block has a graph of its own for e
 Everything is captured for one size of video before the first session. Sessions of another size
 run as if there were no graphs.
 
+A lease is one use of a slot:
+
+    OPEN --- mark_written, stage ---> WRITTEN --- finish ---> FINISHED --- end ---> CLOSED
+
+Its producer writes the attention's output into the slot, then ``finish`` replays the graph; the
+outputs may be read while the lease lasts. All of this happens on the stream that acquired the
+lease. An output must not outlive its lease: a later one replays into the same memory.
+
 After a failure inside a lease nothing is released, since the device may still work on it: every
 later lease is refused and the worker has to be restarted.
 """
@@ -15,42 +23,188 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import BFloat16, Float, Float32
 from torch import Tensor
+from typing_extensions import override
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.models.lingbot_world.attention import (
-    EAGER,
-    AttendingBlock,
     LayerContext,
     LayerWindow,
     Modulation,
-    PostAttention,
     attend_heads,
 )
-from vllm_omni.diffusion.models.lingbot_world.lease import (
-    Lease,
-    LeaseError,
+from vllm_omni.diffusion.models.lingbot_world.blocks import (
+    EAGER,
+    LingBotWorldBlock,
+    PostAttention,
+)
+from vllm_omni.diffusion.models.lingbot_world.lease_capture import (
+    CapturedBlock,
     LeaseInputs,
-    LeaseRecord,
+    LeaseOutputs,
     LeaseSize,
     Slot,
-    SlotsBusyError,
 )
-from vllm_omni.diffusion.models.lingbot_world.lease_capture import CapturedBlock
 from vllm_omni.errors import ConfigError, WorkerFailedError
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
-from vllm_omni.platforms.graphs import GraphRuntime
+from vllm_omni.platforms.graphs import DeviceStream, GraphRuntime
 from vllm_omni.platforms.quarantine import QUARANTINE, Quarantine
 
 logger = get_logger(__name__)
 
 NUM_SLOTS = 2
+
+
+class LeaseError(RuntimeError):
+    """A lease was used in a way that its rules forbid."""
+
+
+class SlotsBusyError(LeaseError):
+    """Both slots are leased; nothing was touched."""
+
+
+@dataclass(slots=True)
+class LeaseRecord:
+    """What has happened to the leases of this rank so far.
+
+    Attributes:
+        fallbacks: sessions that run without graphs.
+        failed: whether something was raised inside a lease; no lease is given out any more.
+    """
+
+    captures: int = 0
+    replays: int = 0
+    producer_writes: int = 0
+    projection_copy_bytes: int = 0
+    conditioning_copy_bytes: int = 0
+    slot_reuse_waits: int = 0
+    fallbacks: int = 0
+    failed: bool = False
+
+    def check_healthy(self) -> None:
+        """Refuse to go on after a failure.
+
+        Raises:
+            WorkerFailedError: asking for a restart.
+        """
+        if self.failed:
+            raise WorkerFailedError(
+                "an earlier post-attention graph failed on this rank; restart all workers"
+            )
+
+
+class LeaseState(Enum):
+    """Where a lease stands in the picture above."""
+
+    OPEN = "open"
+    WRITTEN = "written"
+    FINISHED = "finished"
+    CLOSED = "closed"
+
+
+class Lease:
+    """One block's use of a slot, made by :class:`LeasedPostAttention`."""
+
+    def __init__(
+        self, block: CapturedBlock, slot: Slot, *, runtime: GraphRuntime, record: LeaseRecord
+    ) -> None:
+        self.slot = slot
+        self.stream: DeviceStream = runtime.current_stream(slot.attended.device)
+        self.state = LeaseState.OPEN
+        self._block = block
+        self._runtime = runtime
+        self._record = record
+        self._generation = slot.generation
+
+    def fill(self, inputs: LeaseInputs) -> None:
+        """Copy a block's inputs into the slot, once its last reader is done on the device."""
+        if self.slot.completion is not None:
+            self._runtime.wait_event(self.stream, self.slot.completion)
+            self.slot.completion = None
+            self._record.slot_reuse_waits += 1
+        for source, target in zip(inputs, self.slot.inputs, strict=True):
+            self._runtime.record_owner(source, self.stream)
+            self._runtime.record_owner(target, self.stream)
+            target.copy_(source)
+            self._record.conditioning_copy_bytes += target.nbytes
+        self._runtime.record_owner(self.slot.attended, self.stream)
+
+    @property
+    def projection_input(self) -> BFloat16[Tensor, "tokens dim"]:
+        """Return the buffer for the attention's output, to be written before :meth:`finish`."""
+        self._check_alive()
+        if self.state is LeaseState.FINISHED:
+            raise LeaseError("the projection input was asked for after its graph was replayed")
+        return self.slot.attended
+
+    def mark_written(self) -> None:
+        """Declare the projection input complete on the lease's stream; allowed once."""
+        self._check_alive()
+        self._check_stream()
+        if self.state is not LeaseState.OPEN:
+            raise LeaseError(
+                f"the projection input was declared written, but is {self.state.value}"
+            )
+        self.state = LeaseState.WRITTEN
+        self._record.producer_writes += 1
+
+    def stage(self, value: BFloat16[Tensor, "tokens dim"]) -> None:
+        """Copy a ready attention output into the slot, for a producer that cannot write there."""
+        target = self.projection_input
+        if value.shape != target.shape or value.device != target.device:
+            raise LeaseError(
+                f"the slot takes {tuple(target.shape)} on {target.device}, got "
+                f"{tuple(value.shape)} on {value.device}"
+            )
+        self._runtime.record_owner(value, self.stream)
+        target.copy_(value)
+        self._record.projection_copy_bytes += value.nbytes
+        self.mark_written()
+
+    def finish(self) -> LeaseOutputs:
+        """Replay the graph; later work of the lease's stream sees its outputs."""
+        self._check_alive()
+        self._check_stream()
+        if self.state is not LeaseState.WRITTEN:
+            raise LeaseError(
+                f"a graph is replayed once, over a written input, got {self.state.value}"
+            )
+        self._block.check_unchanged()
+        capture = self._block.captures[self.slot.index]
+        capture.graph.replay()
+        self._record.replays += 1
+        self.state = LeaseState.FINISHED
+        for output in capture.outputs:
+            self._runtime.record_owner(output, self.stream)
+        return LeaseOutputs(*capture.outputs)
+
+    def end(self) -> None:
+        """Close the lease and mark the end of its work for the next use of the slot."""
+        self._record.check_healthy()
+        if self.state is not LeaseState.FINISHED:
+            raise LeaseError(f"a lease ended without graph submission, while {self.state.value}")
+        self._check_stream()
+        self.slot.completion = self._runtime.record_event(self.stream)
+        self.slot.active = False
+        self.state = LeaseState.CLOSED
+
+    def _check_alive(self) -> None:
+        self._record.check_healthy()
+        current = self.slot.active and self.slot.generation == self._generation
+        if self.state is LeaseState.CLOSED or not current:
+            raise LeaseError("a lease was used outside its consumer lifetime")
+
+    def _check_stream(self) -> None:
+        if self._runtime.current_stream(self.slot.attended.device) != self.stream:
+            raise LeaseError("a lease is written, replayed and read on the stream that acquired it")
 
 
 def configured_post_attention(
@@ -82,8 +236,8 @@ def configured_post_attention(
     return LeasedPostAttention(platform.graph_runtime(), LeaseSize(tokens, dim, device))
 
 
-class LeasedPostAttention:
-    """A :class:`PostAttention` that replays graphs of all blocks of one transformer, on one rank.
+class LeasedPostAttention(PostAttention):
+    """Replays graphs of all blocks of one transformer, on one rank.
 
     One forward at a time uses it; the lock guards nothing but the choice of a slot.
 
@@ -100,10 +254,11 @@ class LeasedPostAttention:
         self.record = LeaseRecord()
         self.slots: tuple[Slot, ...] = ()
         self._quarantine = quarantine
-        self._captured: Mapping[AttendingBlock, CapturedBlock] = {}
+        self._captured: Mapping[LingBotWorldBlock, CapturedBlock] = {}
         self._lock = threading.Lock()
 
-    def prepare(self, blocks: Sequence[AttendingBlock]) -> None:
+    @override
+    def prepare(self, blocks: Sequence[LingBotWorldBlock]) -> None:
         """Allocate the slots and capture every block over both.
 
         Raises:
@@ -112,9 +267,8 @@ class LeasedPostAttention:
         self.slots = tuple(
             Slot.empty(index, self.size, self.runtime.new_pool()) for index in range(NUM_SLOTS)
         )
-        memory = [(slot.buffers, slot.pool) for slot in self.slots]
         self._captured = {
-            block: CapturedBlock.of(block, index, memory, self.runtime)
+            block: CapturedBlock.of(block, index, self.slots, self.runtime)
             for index, block in enumerate(blocks)
         }
         self.record.captures = NUM_SLOTS * len(self._captured)
@@ -125,6 +279,7 @@ class LeasedPostAttention:
             self.runtime.name,
         )
 
+    @override
     def begin_session(self, tokens: int) -> None:
         """Refuse a session after a failure; log once that a size of session runs without graphs.
 
@@ -141,22 +296,23 @@ class LeasedPostAttention:
                 self.size.tokens,
             )
 
+    @override
     def run(
         self,
-        block: AttendingBlock,
+        block: LingBotWorldBlock,
         modulated: Float[Tensor, "tokens dim"],
         x: Float[Tensor, "tokens dim"],
         gate: Float32[Tensor, "rows dim"],
         feed_forward: Modulation,
         layer: LayerContext,
     ) -> Float[Tensor, "tokens dim"]:
-        """Return the residual stream after the block.
+        """Go on from a graph where there is one for this size.
 
         Raises:
             WorkerFailedError: if anything was raised inside the lease, or a block was changed.
         """
         if len(x) != self.size.tokens or self.runtime.is_capturing():
-            return EAGER.run(block, modulated, x, gate, feed_forward, layer)
+            return super().run(block, modulated, x, gate, feed_forward, layer)
         inputs = LeaseInputs(x, gate, layer.camera.gain, layer.camera.shift)
         try:
             with self.acquire(block, inputs) as lease:
@@ -173,7 +329,7 @@ class LeasedPostAttention:
         return block.feed_forward(x, feed_forward)
 
     @contextmanager
-    def acquire(self, block: AttendingBlock, inputs: LeaseInputs) -> Iterator[Lease]:
+    def acquire(self, block: LingBotWorldBlock, inputs: LeaseInputs) -> Iterator[Lease]:
         """Borrow a slot: inputs are copied in once the device is done with its last reader.
 
         Whatever is raised before the lease has ended passes on unchanged, and the slot is never
@@ -202,7 +358,7 @@ class LeasedPostAttention:
             self.record.check_healthy()
             block.check_unchanged()
             if not inputs.fit(self.slots[0].inputs):
-                shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in inputs.tensors]
+                shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in inputs]
                 raise LeaseError(f"no graphs were prepared for {shapes}, but for {self.size}")
             free = [slot for slot in self.slots if not slot.active]
             if not free:
@@ -215,7 +371,7 @@ class LeasedPostAttention:
 
 def _attend_into(
     lease: Lease,
-    block: AttendingBlock,
+    block: LingBotWorldBlock,
     modulated: Float[Tensor, "tokens dim"],
     window: LayerWindow,
 ) -> None:

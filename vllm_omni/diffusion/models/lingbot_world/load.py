@@ -14,6 +14,7 @@ from vllm_omni.diffusion.attention.reference import check_attention
 from vllm_omni.diffusion.data import KVCacheConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState, is_root
+from vllm_omni.diffusion.layers.embeddings import BROADCAST, FusedRotary, RotaryMethod, check_rotary
 from vllm_omni.diffusion.layers.linear import (
     NATIVE,
     GeluLinearMethod,
@@ -23,11 +24,11 @@ from vllm_omni.diffusion.layers.linear import (
     create_linear_backend,
 )
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
-from vllm_omni.diffusion.layers.rope import BroadcastRotary, FusedRotary, RotaryMethod, check_rotary
 from vllm_omni.diffusion.layers.weights import weight_targets
 from vllm_omni.diffusion.models.checkpoint_files import read_json
 from vllm_omni.diffusion.models.interface import memory_needs
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
+from vllm_omni.diffusion.models.lingbot_world.blocks import EAGER, PostAttention
 from vllm_omni.diffusion.models.lingbot_world.config import (
     PIPELINE_CLASS,
     LingBotWorldConfig,
@@ -54,7 +55,7 @@ from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE, fuse_norms
 from vllm_omni.diffusion.models.loader import load_weights, materialize, no_weights
 from vllm_omni.errors import CheckpointError, ConfigError
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import in_gib
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import in_gib
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
 from vllm_omni.platforms.compiler import missing_for_compiling
@@ -121,10 +122,12 @@ def load_pipeline(
         config,
         platform,
         model=facts.transformer,
-        dtype=dtype,
         device=device,
         parallel=parallel,
         feed_forward=feed_forward,
+    )
+    post_attention = configured_post_attention(
+        config, platform, dim=facts.transformer.dim, parallel=parallel, device=device
     )
     linears = create_linear_backend(
         config.linear_backend,
@@ -136,7 +139,7 @@ def load_pipeline(
     )
     text = load_prompts(model, facts.transformer, parallel, dtype=dtype, device=device)
     vae = load_vae(model, facts.vae, dtype=dtype, device=device, fused=not config.enforce_eager)
-    transformer = load_transformer(model, parts, device, linears)
+    transformer = load_transformer(model, parts, device, linears, post_attention)
     _prepare_blocks(transformer, config)
     pipeline = LingBotWorldCausalDMDPipeline(
         config,
@@ -147,8 +150,6 @@ def load_pipeline(
             output=ChunkOutput(vae, parallel, pixel_gather(config, platform, parallel, device)),
             flow_shift=facts.flow_shift if config.flow_shift is None else config.flow_shift,
             device=device,
-            dtype=dtype,
-            attention_kernel=parts.attention_kernel,
             linears=linears,
         ),
         platform,
@@ -223,11 +224,15 @@ def compile_where_possible(config: OmniDiffusionConfig) -> OmniDiffusionConfig:
 
 
 def load_transformer(
-    model: Path, parts: LayerParts, device: torch.device, linears: LinearBackend = NATIVE
+    model: Path,
+    parts: LayerParts,
+    device: torch.device,
+    linears: LinearBackend = NATIVE,
+    post_attention: PostAttention = EAGER,
 ) -> CausalLingBotWorldTransformer3DModel:
     """Build the transformer of this rank and load its weights from ``model/transformer``."""
     with no_weights():
-        transformer = CausalLingBotWorldTransformer3DModel(parts)
+        transformer = CausalLingBotWorldTransformer3DModel(parts, post_attention)
     materialize(transformer, device)
     linears.install(transformer)
     load_weights(model / "transformer", transformer.checkpoint_targets())
@@ -283,7 +288,6 @@ def layer_parts(
     platform: Platform,
     *,
     model: LingBotWorldConfig,
-    dtype: torch.dtype,
     device: torch.device,
     parallel: ParallelState,
     feed_forward: LinearMethod | None = None,
@@ -296,7 +300,7 @@ def layer_parts(
     Raises:
         ConfigError: if a choice does not exist, or is wrong on this device.
     """
-    linear = PlainLinearMethod()
+    linear, dtype = PlainLinearMethod(), _DTYPES[config.dtype]
     # What else stores the weights of the feed-forward part multiplies them, too.
     is_plain = feed_forward is None and config.linear_backend == "native"
     backend, kernel = checked_backend(
@@ -313,9 +317,6 @@ def layer_parts(
         feed_forward=feed_forward or feed_forward_method(config, platform, linear),
         product_with_gelu=GeluLinearMethod.where_it_is(device) if is_plain else None,
         rotary=checked_rotary(config, platform, model=model, dtype=dtype, device=device),
-        post_attention=configured_post_attention(
-            config, platform, dim=model.dim, parallel=parallel, device=device
-        ),
     )
     return parts if config.enforce_eager else parts.around_the_compiler()
 
@@ -358,7 +359,7 @@ def checked_rotary(
         ConfigError: if the platform has no such operator, or it is wrong on this device.
     """
     if not config.npu_rotary_mul:
-        return BroadcastRotary()
+        return BROADCAST
     method = FusedRotary(
         platform.rotary_mul(), heads=model.num_attention_heads, head_dim=model.attention_head_dim
     )

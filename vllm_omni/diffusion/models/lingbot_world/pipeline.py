@@ -48,11 +48,11 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 from vllm_omni.diffusion.models.loader import module_bytes
 from vllm_omni.errors import InvalidRequestError, SessionClosedError
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec
 from vllm_omni.logger import get_logger
 from vllm_omni.platforms import Platform
-from vllm_omni.platforms.laps import ChunkStopwatch, HostLaps, LapClock
+from vllm_omni.platforms.laps import ChunkStopwatch, LapClock
 from vllm_omni.platforms.quarantine import QUARANTINE
 
 logger = get_logger(__name__)
@@ -65,8 +65,6 @@ class LoadedModel:
     Attributes:
         flow_shift: flow shift of requests that name none.
         device: device of all weights.
-        dtype: dtype of weights, activations and the KV window.
-        attention_kernel: name of the kernel that self and cross-attention run.
     """
 
     text: Prompts
@@ -75,8 +73,6 @@ class LoadedModel:
     output: ChunkOutput
     flow_shift: float
     device: torch.device
-    dtype: torch.dtype
-    attention_kernel: str
     linears: LinearBackend = NATIVE
 
 
@@ -99,12 +95,12 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
     @property
     def dtype(self) -> torch.dtype:
         """dtype of weights, activations and the KV window."""
-        return self.model.dtype
+        return self.model.transformer.dtype
 
     @property
     def attention_kernel(self) -> str:
         """Name of the kernel that self and cross-attention run."""
-        return self.model.attention_kernel
+        return self.model.transformer.attention_kernel
 
     @property
     def traffic(self) -> ExchangeTraffic:
@@ -121,7 +117,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         """Count a session's text KV, VAE histories and next condition, in bytes on this rank."""
         model, config = self.model, self.model.transformer.config
         values = LATENT_FRAMES_PER_CHUNK * geometry.latent_height * geometry.latent_width
-        condition = (config.in_channels - config.out_channels) * values * model.dtype.itemsize
+        condition = (config.in_channels - config.out_channels) * values * self.dtype.itemsize
         histories = model.output.encoder_bytes(geometry) + model.output.decoder_bytes(geometry)
         return self.kv_cache_spec().text_bytes + histories + condition
 
@@ -134,7 +130,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         """
         transformer, output = self.model.transformer, self.model.output
         tokens = transformer.chunk_tokens(geometry)
-        per_layer = 2 * tokens * transformer.config.dim * self.model.dtype.itemsize
+        per_layer = 2 * tokens * transformer.config.dim * self.dtype.itemsize
         histories = 2 * max(output.encoder_bytes(geometry), output.decoder_bytes(geometry))
         camera = len(transformer.blocks) * per_layer
         return camera + self.kv_cache_spec().text_bytes + histories
@@ -254,7 +250,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
             Milliseconds of both until they were done or, on a device with a queue, were queued.
         """
         setup, pending = session.setup, session.pending
-        watch = self._stopwatch(HostLaps())
+        watch = self._stopwatch(LapClock())
         if not self.config.reuse_last_step_kv:
             with QUARANTINE.joined_by(setup, session.committed, pending):
                 commit(
@@ -287,7 +283,7 @@ class LingBotWorldCausalDMDPipeline(RealtimePipeline[LingBotSession]):
         )
 
     def _setup(self, request: SessionRequest, geometry: VideoGeometry) -> SessionSetup:
-        device, dtype = self.model.device, self.model.dtype
+        device, dtype = self.model.device, self.dtype
         self.model.text.prepare(request.prompt.ids)
         schedule = DmdSchedule.with_shift(
             self.model.flow_shift if request.flow_shift is None else request.flow_shift

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH, VideoGeometry
 from vllm_omni.diffusion.layers.embeddings import (
     PatchEmbedding,
+    RotaryEmbeddingWan,
+    RotaryTables,
     patchify,
     timestep_sinusoid,
     unpatchify,
 )
 from vllm_omni.diffusion.layers.linear import ReplicatedLinear
-from vllm_omni.diffusion.layers.rope import RotaryEmbeddingWan, RotaryTables
 from vllm_omni.diffusion.layers.weights import WeightTarget, weight_targets
 from vllm_omni.diffusion.models.lingbot_world.attention import (
     CameraModulation,
@@ -26,17 +27,19 @@ from vllm_omni.diffusion.models.lingbot_world.attention import (
     TextKV,
 )
 from vllm_omni.diffusion.models.lingbot_world.blocks import (
+    EAGER,
     Head,
     LingBotWorldBlock,
+    PostAttention,
     TimeEmbedding,
 )
 from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS
-from vllm_omni.experimental.ar_diffusion.kv_cache.budget import KVCacheSpec
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
     LayerPages,
     SessionKV,
     WindowPlan,
 )
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec
 from vllm_omni.platforms.base import to_device
 
 
@@ -67,14 +70,15 @@ class ChunkContext:
 class CausalLingBotWorldTransformer3DModel(nn.Module):
     """Predicts the flow of one chunk of latents; holds weights and nothing else."""
 
-    def __init__(self, parts: LayerParts) -> None:
+    def __init__(self, parts: LayerParts, post_attention: PostAttention = EAGER) -> None:
         super().__init__()
         config, dtype, linear = parts.config, parts.dtype, parts.linear
         dim = config.dim
         self.config = config
         self.dtype = dtype
+        self.attention_kernel = parts.attention_kernel
         self.exchange = parts.exchange
-        self.post_attention = parts.post_attention
+        self.post_attention = post_attention
         self.rotary_positions = RotaryEmbeddingWan(config.attention_head_dim)
         self.rotary = parts.rotary
         self.patch_embedding = PatchEmbedding(config.in_channels, dim, dtype)
@@ -96,7 +100,9 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         self.time_projection = nn.Sequential(
             nn.SiLU(), ReplicatedLinear(dim, 6 * dim, dtype, linear)
         )
-        self.blocks = nn.ModuleList(LingBotWorldBlock(parts) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(
+            LingBotWorldBlock(parts, post_attention) for _ in range(config.num_layers)
+        )
         self.head = Head(parts, config.out_channels * PATCH * PATCH)
         self._compiled_tokens: int | None = None
 
