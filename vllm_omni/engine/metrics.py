@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -33,6 +33,26 @@ _OUR_FAULTS = {StopCause.STALLED, StopCause.FAULT}
 OUT_OF_MEMORY = "out_of_memory"
 REFUSALS = ("invalid_request", "server_full", OUT_OF_MEMORY, "unavailable")
 """Why a request did not become a session."""
+_GAUGES = {
+    "num_requests_running": "Sessions that hold a place",
+    "max_sessions": "Sessions that hold a place at most",
+    "kv_pool_bytes": "Bytes of the KV pool on one rank",
+    "kv_used_bytes": "KV bytes held by sessions on one rank",
+    "quarantined_failures": "Failures whose memory is kept until the process ends",
+}
+_OF_CHUNK = {
+    "diffusion_exec_s": "A chunk on the root rank, its commit until it is queued",
+    "diffusion_preprocess_s": "Camera of a chunk, and the condition made in it",
+    "diffusion_forward_s": "Four probes of a chunk, and its commit until it is queued",
+    "denoise_step_latency_s": "One probe, the mean over a chunk's",
+    "vae_decode_s": "Decode of a chunk",
+}
+_COUNTERS = {
+    "chunks": "Chunks made",
+    "deadline_misses": "Chunks of live sessions that playback had to wait for",
+    "worker_restarts": "Restarts of the worker group",
+}
+"""What is shown of each replica by itself: gauges, durations of a chunk, counters."""
 
 
 class EngineMetrics:
@@ -46,72 +66,55 @@ class EngineMetrics:
         self.registry = CollectorRegistry()
         self._model = model_name
         self._is_by_replica = by_replica
-        self._waiting = self._gauge("num_requests_waiting", "Sessions in line")
-        self.event_loop_lag_s = self._histogram(
-            "event_loop_lag_s", "Lateness of a timer in the API process", _FINE_SECONDS
-        )
-        self.chunk_interval_s = self._histogram(
+        self._waiting = self._one(Gauge, "num_requests_waiting", "Sessions in line")
+        self.event_loop_lag_s = self._one(
+            Histogram, "event_loop_lag_s", "Lateness of a timer in the API process",
+            buckets=_FINE_SECONDS,
+        )  # fmt: skip
+        self.chunk_interval_s = self._one(
+            Histogram,
             "chunk_interval_s",
             "Time between two chunks of a live session that did not pause for its client; a chunk "
             "plays 0.75 s at 16 fps, 0.5 s at 24",
-            _FINE_SECONDS,
+            buckets=_FINE_SECONDS,
         )
-        self.ttfc_s = self._histogram(
-            "ttfc_s", "Arrival or reset of a session to its first chunk", _SECONDS
-        )
-        self.queue_wait_s = self._histogram(
-            "request_queue_wait_s", "Arrival of a session to its place", _SECONDS
-        )
-        self.e2e_latency_s = self._histogram(
-            "e2e_request_latency_s", "Arrival of a session to its end", _SECONDS
-        )
-        self._kernel = self._gauge_by("kernel", "attention_kernel", "1 for the kernel in use")
-        self._success = self._counter_by(
-            "finished_reason", "requests_success", "Sessions that ended well",
-            (EndReason.FINISHED, EndReason.STOPPED),
-        )  # fmt: skip
-        self._failed = self._counter_by(
-            "reason", "requests_failed", "Sessions that ended badly",
-            _FAILURES.values(),
-        )  # fmt: skip
-        self._refused = self._counter_by(
-            "reason", "requests_refused", "Requests that did not become sessions", REFUSALS
-        )
-        self._make_replica_metrics()
-
-    def _make_replica_metrics(self) -> None:
-        """Make what is shown of each replica by itself."""
-        self._gauges = {
-            name: self._by_replica(Gauge, name, text)
+        self.ttfc_s, self.queue_wait_s, self.e2e_latency_s = (
+            self._one(Histogram, name, text, buckets=_SECONDS)
             for name, text in {
-                "num_requests_running": "Sessions that hold a place",
-                "max_sessions": "Sessions that hold a place at most",
-                "kv_pool_bytes": "Bytes of the KV pool on one rank",
-                "kv_used_bytes": "KV bytes held by sessions on one rank",
-                "quarantined_failures": "Failures whose memory is kept until the process ends",
+                "ttfc_s": "Arrival or reset of a session to its first chunk",
+                "request_queue_wait_s": "Arrival of a session to its place",
+                "e2e_request_latency_s": "Arrival of a session to its end",
             }.items()
+        )
+        self._kernel = self._by(Gauge, ["kernel"], "attention_kernel", "1 for the kernel in use")
+        self._success = self._by(
+            Counter, ["finished_reason"], "requests_success", "Sessions that ended well"
+        )
+        self._failed = self._by(Counter, ["reason"], "requests_failed", "Sessions that ended badly")
+        self._refused = self._by(
+            Counter, ["reason"], "requests_refused", "Requests that did not become sessions"
+        )
+        for counter, values in (
+            (self._success, (EndReason.FINISHED, EndReason.STOPPED)),
+            (self._failed, _FAILURES.values()),
+            (self._refused, REFUSALS),
+        ):
+            for value in values:  # A rate needs a zero to start from.
+                counter.labels(model_name, value)
+        replica = ["replica"] if by_replica else []
+        self._gauges = {
+            name: self._by(Gauge, replica, name, text) for name, text in _GAUGES.items()
         }
         self._of_chunk = {
-            name: self._by_replica(Histogram, name, text, buckets=_FINE_SECONDS)
-            for name, text in {
-                "diffusion_exec_s": "A chunk on the root rank, its commit until it is queued",
-                "diffusion_preprocess_s": "Camera of a chunk, and the condition made in it",
-                "diffusion_forward_s": "Four probes of a chunk, and its commit until it is queued",
-                "denoise_step_latency_s": "One probe, the mean over a chunk's",
-                "vae_decode_s": "Decode of a chunk",
-            }.items()
+            name: self._by(Histogram, replica, name, text, buckets=_FINE_SECONDS)
+            for name, text in _OF_CHUNK.items()
         }
         self._counters = {
-            name: self._by_replica(Counter, name, text)
-            for name, text in {
-                "chunks": "Chunks made",
-                "deadline_misses": "Chunks of live sessions that playback had to wait for",
-                "worker_restarts": "Restarts of the worker group",
-            }.items()
+            name: self._by(Counter, replica, name, text) for name, text in _COUNTERS.items()
         }
-        self._peak_mb = Gauge(
-            f"{_PREFIX}peak_memory_mb", "Peak memory of the rank that used most, in MiB",
-            [*self._replica_labels, "stage"], registry=self.registry,
+        self._peak_mb = self._by(
+            Gauge, [*replica, "stage"], "peak_memory_mb",
+            "Peak memory of the rank that used most, in MiB",
         )  # fmt: skip
         self.replica_added(0)
 
@@ -232,17 +235,20 @@ class EngineMetrics:
         }.items():
             self._of_chunk[name].labels(*self._of(replica)).observe(value_ms / 1000.0)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(f"{_PREFIX}{name}", text, ["model_name"], registry=self.registry)
-        return gauge.labels(self._model)
+    def _by(
+        self,
+        kind: Callable[..., Metric],
+        labels: list[str],
+        name: str,
+        text: str,
+        **options: object,
+    ) -> Metric:
+        """A figure by the model and by some more labels."""
+        labels = ["model_name", *labels]
+        return kind(f"{_PREFIX}{name}", text, labels, registry=self.registry, **options)
 
-    def _gauge_by(self, label: str, name: str, text: str) -> Gauge:
-        labels = ["model_name", label]
-        return Gauge(f"{_PREFIX}{name}", text, labels, registry=self.registry)
-
-    @property
-    def _replica_labels(self) -> list[str]:
-        return ["model_name", "replica"] if self._is_by_replica else ["model_name"]
+    def _one(self, kind: Callable[..., Metric], name: str, text: str, **options: object) -> Metric:
+        return self._by(kind, [], name, text, **options).labels(self._model)
 
     def _of(self, replica: int) -> tuple[object, ...]:
         """Values of the labels of a replica's metrics."""
@@ -253,23 +259,3 @@ class EngineMetrics:
 
     def _count(self, replica: int, name: str) -> None:
         self._counters[name].labels(*self._of(replica)).inc()
-
-    def _by_replica(
-        self, kind: Callable[..., Metric], name: str, text: str, **options: object
-    ) -> Metric:
-        labels = self._replica_labels
-        return kind(f"{_PREFIX}{name}", text, labels, registry=self.registry, **options)
-
-    def _counter_by(self, label: str, name: str, text: str, values: Iterable[str]) -> Counter:
-        """A counter by one more label. All values are there from the start: a rate needs a zero."""
-        labels = ["model_name", label]
-        counter = Counter(f"{_PREFIX}{name}", text, labels, registry=self.registry)
-        for value in values:
-            counter.labels(self._model, value)
-        return counter
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(
-            f"{_PREFIX}{name}", text, ["model_name"], registry=self.registry, buckets=buckets
-        )
-        return histogram.labels(self._model)
