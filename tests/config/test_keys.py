@@ -2,8 +2,15 @@
 
 import pytest
 
-from vllm_omni.config.keys import ALIASES, KEYS, OTHER_FORMS, SECTIONS, names_in, suggest
-from vllm_omni.config.layers import read_layer
+from vllm_omni.config.keys import (
+    ALIASES,
+    KEYS,
+    OTHER_FORMS,
+    SECTIONS,
+    names_in,
+    read_layer,
+    suggest,
+)
 from vllm_omni.errors import ConfigError
 from vllm_omni.setting import Status, no_effect_notes
 

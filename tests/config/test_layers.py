@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from vllm_omni.config.layers import COMMAND_LINE, Layer, merge_layers, read_layer
+from vllm_omni.config.keys import COMMAND_LINE, Layer, merge_layers, read_layer
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.errors import ConfigError, ConfigTypeError
 

@@ -149,6 +149,11 @@ class DeployFile:
     platform_stages: Mapping[str, Mapping[str, object]]
     no_effect: tuple[str, ...]
 
+    @property
+    def origin(self) -> str:
+        """What messages call the file as the place of a value."""
+        return f"deploy file {self.path}"
+
 
 def load_deploy_file(name: str | Path) -> DeployFile:
     """Read a deploy file; a bare file name is also looked up among the packaged ones.

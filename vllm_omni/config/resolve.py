@@ -19,8 +19,7 @@ from vllm_omni.config.devices import (
     refuse_missing_devices,
     visible_device_count,
 )
-from vllm_omni.config.keys import KEYS
-from vllm_omni.config.layers import Layer, Merged, Values, merge_layers, name_of, read_layer
+from vllm_omni.config.keys import KEYS, Layer, Merged, Values, merge_layers, name_of, read_layer
 from vllm_omni.config.stage import Host, StageSettings, check_sampling, decide, decided_fields
 from vllm_omni.diffusion.data import (
     DiffusionParallelConfig,
@@ -125,7 +124,10 @@ def resolve(
         read_layer(general, source, where=source, warn=False),
         *_override_layers(stage_overrides, per_stage),
     ]
-    weaker = [] if file is None else _file_layers(file)
+    weaker = []
+    if file is not None:
+        parts = ((file.top, "top level"), (file.stage, "stage 0"))
+        weaker = [_file_layer(raw, file.origin, part) for raw, part in parts]
     device = merge_layers([*weaker, *above]).values.get("device") or platform
     weakest = [] if file is None else _platform_layers(file, device)
     return _decided(merge_layers([*weakest, *weaker, *above]), model, file, host)
@@ -283,24 +285,13 @@ def _hidden_notes(merged: Merged) -> list[str]:
 def _platform_layers(file: DeployFile, device: object) -> list[Layer]:
     """The layer of this platform; the sections of others are checked all the same."""
     layers = {
-        name: _file_layer(stage, f"{_origin_of(file)}, platforms.{name}", "stage 0")
+        name: _file_layer(stage, f"{file.origin}, platforms.{name}", "stage 0")
         for name, stage in file.platform_stages.items()
     }
     for name, layer in layers.items():
         if "device" in layer.values:
             raise ConfigError(f"{file.path}: platforms.{name} cannot set device")
     return [layer for name, layer in layers.items() if name == device]
-
-
-def _file_layers(file: DeployFile) -> list[Layer]:
-    return [
-        _file_layer(file.top, _origin_of(file), "top level"),
-        _file_layer(file.stage, _origin_of(file), "stage 0"),
-    ]
-
-
-def _origin_of(file: DeployFile) -> str:
-    return f"deploy file {file.path}"
 
 
 def _file_layer(raw: Mapping[str, object], origin: str, part: str) -> Layer:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vllm_omni import envs
 from vllm_omni.config.deploy_file import PACKAGED_DIR
-from vllm_omni.config.layers import COMMAND_LINE
+from vllm_omni.config.keys import COMMAND_LINE
 from vllm_omni.config.resolve import ResolvedDeployment, resolve
 from vllm_omni.config.server import ServerConfig
 from vllm_omni.entrypoints.cli.flags import (
