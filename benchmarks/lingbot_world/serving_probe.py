@@ -153,10 +153,7 @@ def prebuilt_main(chunk_s: float, task: WorkerTask, pipe: Connection, pixels: Sh
             if encoder is not None:
                 data = np.frombuffer(encoder.encode(data), np.uint8)
             slot = pixels.write(data)
-            pipe.send(
-                SharedChunk(command.session_id, command.chunk_index, slot, data.dtype.str,
-                            data.shape, ChunkTimings())
-            )  # fmt: skip
+            pipe.send(SharedChunk(slot, data.dtype.str, data.shape, ChunkTimings()))
             pipe.send(Done(ChunkTimings()))
         else:
             pipe.send(Done(0))

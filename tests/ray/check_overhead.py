@@ -41,7 +41,7 @@ def answering_main(task, pipe, pixels):
         if isinstance(command, ChunkPlan) and task.rank == 0:
             slot = pixels.write(frames)
             shape, dtype = frames.shape, frames.dtype.str
-            pipe.send(SharedChunk("s", command.chunk_index, slot, dtype, shape, ChunkTimings()))
+            pipe.send(SharedChunk(slot, dtype, shape, ChunkTimings()))
         pipe.send(Done(ChunkTimings() if isinstance(command, ChunkPlan) else None))
 
 

@@ -20,7 +20,7 @@ from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor import multiprocess
 from vllm_omni.diffusion.executor.multiprocess import ChunkLimit, MultiprocExecutor
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
-from vllm_omni.diffusion.messages import ChunkTimings
+from vllm_omni.diffusion.messages import ChunkPlan, ChunkTimings
 from vllm_omni.diffusion.worker.process import SharedChunk, WorkerMain
 from vllm_omni.errors import (
     WorkerFailedError,
@@ -57,7 +57,7 @@ def test_pixels_were_ready_before_their_video():
     made._group = WorkerGroup(made._config)
     slot = made._group._pixels.write(np.zeros(3, np.uint8))
     timings, began_s = ChunkTimings(encode_ms=1e6), time.monotonic()
-    result = made._result(SharedChunk("a", 0, slot, "|u1", (3,), timings))
+    result = made._result(ChunkPlan("a", 0), SharedChunk(slot, "|u1", (3,), timings))
     assert 0.0 <= result.ready_s + 1e3 - began_s <= time.monotonic() - began_s
     made.shutdown()
 

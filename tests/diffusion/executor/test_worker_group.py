@@ -12,7 +12,7 @@ from tests.helpers.faults import process_ids, silent_main
 from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor.worker_group import WorkerGroup
-from vllm_omni.diffusion.worker.process import Done, ReportPeak, WorkerMain, WorkerTask
+from vllm_omni.diffusion.worker.process import Done, Report, WorkerMain, WorkerTask
 from vllm_omni.diffusion.worker.shared_bytes import SharedBytes
 from vllm_omni.errors import WorkerFailedError
 
@@ -76,7 +76,7 @@ def test_ending_a_group_again_does_nothing_and_it_says_that_it_was_ended():
     group.stop()
     for call in (
         group.check_alive,
-        lambda: group.send(ReportPeak()),
+        lambda: group.send(Report("peak")),
         lambda: group.receive(0, deadline_s=0.0, doing="nothing"),
         lambda: group.read_pixels(0, (1,), "uint8"),
     ):

@@ -11,8 +11,9 @@ import pytest
 from tests.helpers.model_builders import keys_request, run_rollout, small_config, tiny_worker
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.messages import ChunkPlan, EncoderOptions, SessionRequest, VideoSettings
-from vllm_omni.diffusion.worker import encoding, worker_class
+from vllm_omni.diffusion.worker import encoding
 from vllm_omni.diffusion.worker.encoding import EncodingWorker
+from vllm_omni.diffusion.worker.process import worker_class
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.errors import OutOfKVMemoryError, SessionFailedError
 from vllm_omni.outputs.media import ChunkEncoder

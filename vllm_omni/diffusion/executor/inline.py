@@ -10,8 +10,7 @@ from vllm_omni.diffusion.messages import (
     GroupCapacity,
     SessionRequest,
 )
-from vllm_omni.diffusion.worker import worker_class
-from vllm_omni.diffusion.worker.process import prepare_environment
+from vllm_omni.diffusion.worker.process import prepare_environment, worker_class
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.errors import ConfigError, WorkerFailedError
 

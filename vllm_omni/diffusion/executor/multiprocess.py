@@ -27,8 +27,7 @@ from vllm_omni.diffusion.worker.process import (
     OpenSession,
     Refused,
     Reply,
-    ReportPeak,
-    ReportTraffic,
+    Report,
     SharedChunk,
     WorkerMain,
 )
@@ -113,7 +112,7 @@ class MultiprocExecutor:
             first = group.receive(ROOT, deadline_s=deadline_s, doing=doing)
         if isinstance(first, SharedChunk):
             try:
-                deliver(self._result(first))
+                deliver(self._result(plan, first))
             except BaseException:
                 self._gather(deadline_s, doing)
                 self.close_session(plan.session_id)
@@ -136,12 +135,12 @@ class MultiprocExecutor:
 
     def peak_bytes(self) -> int:
         """Return the peak memory of the rank that used most, in bytes."""
-        replies = self._command(ReportPeak(), "reporting its memory")
+        replies = self._command(Report("peak"), "reporting its memory")
         return max(reply.value for reply in replies if isinstance(reply.value, int))
 
     def traffic(self) -> ExchangeTraffic:
         """Return what the root has exchanged with the ranks that share its tokens so far."""
-        root = self._command(ReportTraffic(), "reporting its exchanges")[ROOT].value
+        root = self._command(Report("traffic"), "reporting its exchanges")[ROOT].value
         assert isinstance(root, ExchangeTraffic), "a worker answers with what it counted"
         return root
 
@@ -230,16 +229,11 @@ class MultiprocExecutor:
             self._drop()
         raise error
 
-    def _result(self, chunk: SharedChunk) -> ChunkResult:
+    def _result(self, plan: ChunkPlan, chunk: SharedChunk) -> ChunkResult:
         # From here: the clock of another machine says nothing.
         ready_s = time.monotonic() - chunk.timings.encode_ms / 1000.0
-        return ChunkResult(
-            session_id=chunk.session_id,
-            chunk_index=chunk.chunk_index,
-            data=self.group.read_pixels(chunk.slot, chunk.shape, chunk.dtype),
-            ready_s=ready_s,
-            timings=chunk.timings,
-        )
+        data = self.group.read_pixels(chunk.slot, chunk.shape, chunk.dtype)
+        return ChunkResult(plan.session_id, plan.chunk_index, data, ready_s, chunk.timings)
 
     def _drop(self) -> None:
         """Kill what is left of a group that cannot be used any more."""

@@ -13,7 +13,6 @@ from vllm_omni.diffusion.distributed.parallel_state import ParallelState, RankGr
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, chunk_play_ms
 from vllm_omni.diffusion.registry import model_of
 from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec
-from vllm_omni.inputs.request import RequestLimits
 from vllm_omni.logger import get_logger
 
 _SAMPLE_BYTES = 8 << 20
@@ -88,8 +87,8 @@ def _hidden_bytes(spec: KVCacheSpec, config: OmniDiffusionConfig) -> int:
 
 def _layers(spec: KVCacheSpec, config: OmniDiffusionConfig) -> int:
     """Layers that a chunk passes, over all its forwards."""
-    forwards = _limits(config).inference_steps + (0 if config.reuse_last_step_kv else 1)
-    return spec.num_layers * forwards
+    steps = model_of(Path(config.model), config.model_class_name).limits.inference_steps
+    return spec.num_layers * (steps if config.reuse_last_step_kv else steps + 1)
 
 
 def slow_link(
@@ -97,7 +96,8 @@ def slow_link(
 ) -> str | None:
     """Say that a chunk's exchanges alone take longer than it plays; ``None`` if they do not."""
     exchange_s = chunk_bytes / bytes_per_s
-    play_s = chunk_play_ms(_limits(config).native_fps) / 1000.0
+    limits = model_of(Path(config.model), config.model_class_name).limits
+    play_s = chunk_play_ms(limits.native_fps) / 1000.0
     if exchange_s <= play_s:
         return None
     return (
@@ -107,7 +107,3 @@ def slow_link(
         f"{exchange_s:.2f} s of the {play_s:.2f} s that it plays; keep the group on one machine "
         "(ray.placement: strict_pack) or give the machines a faster network"
     )
-
-
-def _limits(config: OmniDiffusionConfig) -> RequestLimits:
-    return model_of(Path(config.model), config.model_class_name).limits

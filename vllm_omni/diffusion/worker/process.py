@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, Protocol, assert_never, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, assert_never, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -32,7 +32,6 @@ from vllm_omni.diffusion.messages import (
     GroupCapacity,
     SessionRequest,
 )
-from vllm_omni.diffusion.worker import worker_class
 from vllm_omni.errors import OmniError, WorkerFailedError
 from vllm_omni.logger import apply_log_config, configure_logging, get_logger
 from vllm_omni.system_errors import is_refusal, sentence
@@ -101,13 +100,10 @@ class CloseSession:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportPeak:
-    """The command to say the peak of memory."""
+class Report:
+    """The command to say the peak of memory, or what ranks that share tokens have exchanged."""
 
-
-@dataclass(frozen=True, slots=True)
-class ReportTraffic:
-    """The command to say what the ranks that share tokens have exchanged."""
+    what: Literal["peak", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +111,7 @@ class Stop:
     """The command to free everything and end the process."""
 
 
-Command = OpenSession | ChunkPlan | CloseSession | ReportPeak | ReportTraffic | Stop
+Command = OpenSession | ChunkPlan | CloseSession | Report | Stop
 """A plan is the command to make its chunk."""
 
 
@@ -128,8 +124,6 @@ class SharedChunk:
         dtype: as ``numpy.dtype.str``.
     """
 
-    session_id: str
-    chunk_index: int
     slot: int
     dtype: str
     shape: tuple[int, ...]
@@ -217,6 +211,17 @@ def _end_with_executor(task: WorkerTask) -> None:
     if task.rendezvous is not None:
         shutil.rmtree(task.rendezvous, ignore_errors=True)
     os._exit(1)
+
+
+def worker_class(config: OmniDiffusionConfig) -> type[Worker]:
+    """Return the class of the workers; only one that makes video loads the encoder."""
+    if config.encode_on == "worker":
+        from vllm_omni.diffusion.worker.encoding import EncodingWorker
+
+        return EncodingWorker
+    from vllm_omni.diffusion.worker.worker import Worker
+
+    return Worker
 
 
 def main(task: WorkerTask, pipe: ExecutorPipe, pixels: PixelMemory) -> None:
@@ -376,10 +381,9 @@ class _Commands:
                 return self._worker.run_chunk(command, self._deliver)
             case CloseSession(session_id):
                 return self._worker.close_session(session_id)
-            case ReportPeak():
-                return self._worker.peak_bytes()
-            case ReportTraffic():
-                return self._worker.pipeline.traffic
+            case Report(what):
+                traffic = self._worker.pipeline.traffic
+                return self._worker.peak_bytes() if what == "peak" else traffic
             case Stop():
                 return None
             case _:
@@ -387,13 +391,4 @@ class _Commands:
 
     def _deliver(self, result: ChunkResult) -> None:
         slot = self._pixels.write(result.data)
-        self._pipe.send(
-            SharedChunk(
-                session_id=result.session_id,
-                chunk_index=result.chunk_index,
-                slot=slot,
-                dtype=result.data.dtype.str,
-                shape=result.data.shape,
-                timings=result.timings,
-            )
-        )
+        self._pipe.send(SharedChunk(slot, result.data.dtype.str, result.data.shape, result.timings))
