@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vllm_omni.diffusion.camera_motion import MOVE_STEP
-from vllm_omni.diffusion.data import MAX_SEQUENCE_LENGTH
+from vllm_omni.diffusion.registry import LINGBOT_WORLD
 from vllm_omni.engine.interactions import MAX_EVENT_IDS
 from vllm_omni.entrypoints.server import protocol
 from vllm_omni.entrypoints.server.channel import READABLE, WRITABLE
@@ -21,6 +21,7 @@ from vllm_omni.inputs.checking import MAX_JSON_VALUES, Message
 REFERENCE_DIR = Path(__file__).resolve().parent
 SCHEMA_FILE = "realtime_protocol.schema.json"
 PAGE_FILE = "websocket_protocol.md"
+PROMPT_TOKENS = LINGBOT_WORLD.limits.max_sequence_length
 NOISE_BYTES_PER_PIXEL = 12
 """Most that a chunk of noise takes for each pixel of the video's size, at the default quality."""
 MAX_BYTES_PER_PIXEL = 27
@@ -68,7 +69,7 @@ while the picture is still being fetched wait for the session and are answered t
 which every client's numbers hold). Only inside `extra_params`, `sampling_params`,
 `video_codec_options`, `multi_modal_data` and a camera payload is an unknown name refused.
 
-A prompt of more than {MAX_SEQUENCE_LENGTH} tokens is cut to that many; only the server's log says
+A prompt of more than {PROMPT_TOKENS} tokens is cut to that many; only the server's log says
 so.
 
 ## Walking

@@ -28,8 +28,6 @@ from vllm_omni.setting import (
 )
 from vllm_omni.wording import problems, refuse, shown
 
-MAX_SEQUENCE_LENGTH = 512
-
 DEFAULT_GEOMETRY = VideoGeometry(480, 832)
 """Size that a deployment is prepared for when it configures none."""
 

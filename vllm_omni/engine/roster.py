@@ -219,10 +219,6 @@ class Roster:
                 places.replica, placed=len(places), held_bytes=places.held_bytes
             )
 
-    def has_neighbours(self, session: EngineSession) -> bool:
-        """Whether other sessions hold places on the same replica."""
-        return len(self.fleet[session.replica]) > 1
-
     def put_off(self, session: EngineSession) -> None:
         """Put a session that the workers had no room for back to the head of the line."""
         self.fleet[session.replica].put_off(session)

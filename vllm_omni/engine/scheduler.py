@@ -323,12 +323,13 @@ class Scheduler:
                 room after all waits again instead, as long as others may make room.
         """
         with self.__lock:
+            fleet = self._roster.fleet
             if session.status is SessionStatus.OPENING:
                 if error is None:
                     now_s = time.monotonic()
                     self.metrics.opened(session, now_s)
                     session.emit(Opened(now_s))
-                elif isinstance(error, OutOfKVMemoryError) and self._roster.has_neighbours(session):
+                elif isinstance(error, OutOfKVMemoryError) and len(fleet[session.replica]) > 1:
                     self._roster.put_off(session)
                     return
             session.error = error

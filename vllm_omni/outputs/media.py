@@ -81,11 +81,6 @@ class ChunkEncoder:
         self._chunks = 0
         self._closed = False
 
-    @property
-    def codec_string(self) -> str:
-        """RFC 6381 name of the stream, as browsers want it."""
-        return self._track.parameters.codec_string
-
     def encode(self, frames: UInt8[np.ndarray, "pixel_frames height width 3"]) -> bytes:
         """Encode all ``frames`` (RGB) as one chunk; the first begins with ``ftyp`` + ``moov``."""
         self._require_open()

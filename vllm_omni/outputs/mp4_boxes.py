@@ -37,11 +37,6 @@ class ParameterSets:
     sps: bytes
     pps: bytes
 
-    @property
-    def codec_string(self) -> str:
-        """RFC 6381 name, for example ``avc1.42C01E``."""
-        return "avc1." + self.sps[1:4].hex().upper()
-
 
 @dataclass(frozen=True, slots=True)
 class Track:
