@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from vllm_omni.outputs import mp4_boxes
-from vllm_omni.outputs.mp4_boxes import ParameterSets, Sample, Track
+from vllm_omni.outputs.mp4_boxes import Sample, Track
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
 
@@ -33,7 +33,7 @@ def flat(data: bytes) -> dict[bytes, bytes]:
 
 
 def track(sps: bytes = SPS) -> Track:
-    return Track(width=832, height=480, timescale=16_000, parameters=ParameterSets(sps, PPS))
+    return Track(width=832, height=480, timescale=16_000, sps=sps, pps=PPS)
 
 
 def test_start_codes_of_both_lengths_split_units():
@@ -50,7 +50,7 @@ def test_a_sample_drops_what_the_header_holds_and_knows_a_key_picture():
 
 def test_parameter_sets():
     sets = mp4_boxes.parameter_sets(b"\0\0\0\1" + SPS + b"\0\0\0\1" + PPS + b"\0\0\1\x06sei")
-    assert sets == ParameterSets(SPS, PPS)
+    assert sets == (SPS, PPS)
     with pytest.raises(ValueError, match="needs 7 and 8"):
         mp4_boxes.parameter_sets(b"\0\0\0\1" + PPS)
 

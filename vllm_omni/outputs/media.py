@@ -70,11 +70,13 @@ class ChunkEncoder:
         self._ticks_per_frame = rate.denominator * TICKS_PER_FRAME
         self._codec = _open_codec((width, height), rate, options or EncoderOptions(), codec)
         self._reformatter = VideoReformatter()
+        sps, pps = mp4_boxes.parameter_sets(bytes(self._codec.extradata or b""))
         self._track = mp4_boxes.Track(
             width=width,
             height=height,
             timescale=rate.numerator * TICKS_PER_FRAME,
-            parameters=mp4_boxes.parameter_sets(bytes(self._codec.extradata or b"")),
+            sps=sps,
+            pps=pps,
         )
         self._frames = 0
         self._frames_written = 0

@@ -31,25 +31,20 @@ _RUN_FIELDS = 0x000701
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterSets:
-    """Sequence and picture parameter set of an H.264 stream, without start codes."""
-
-    sps: bytes
-    pps: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Track:
     """The one video track of a file.
 
     Attributes:
         timescale: ticks per second.
+        sps: sequence parameter set of the H.264 stream, without start codes.
+        pps: its picture parameter set.
     """
 
     width: int
     height: int
     timescale: int
-    parameters: ParameterSets
+    sps: bytes
+    pps: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +60,8 @@ def nal_units(annex_b: bytes) -> list[bytes]:
     return [unit for unit in _START_CODE.split(annex_b) if unit]
 
 
-def parameter_sets(extradata: bytes) -> ParameterSets:
-    """Parameter sets in an encoder's global header.
+def parameter_sets(extradata: bytes) -> tuple[bytes, bytes]:
+    """Sequence and picture parameter set in an encoder's global header.
 
     Raises:
         ValueError: the header lacks one of them.
@@ -74,7 +69,7 @@ def parameter_sets(extradata: bytes) -> ParameterSets:
     units = {_nal_type(unit): unit for unit in nal_units(extradata)}
     if not {_NAL_SPS, _NAL_PPS} <= units.keys():
         raise ValueError(f"the encoder's header holds NAL types {sorted(units)}, needs 7 and 8")
-    return ParameterSets(units[_NAL_SPS], units[_NAL_PPS])
+    return units[_NAL_SPS], units[_NAL_PPS]
 
 
 def sample(annex_b: bytes) -> Sample:
@@ -188,13 +183,12 @@ def _sample_entry(track: Track) -> bytes:
         struct.pack(">H", 1),  # frames per sample
         bytes(32),
         struct.pack(">Hh", 24, -1),  # colour without alpha; no colour table
-        _decoder_configuration(track.parameters),
+        _decoder_configuration(track.sps, track.pps),
         _box(b"colr", b"nclx", struct.pack(">HHHB", BT709, BT709, BT709, 0)),
     )
 
 
-def _decoder_configuration(parameters: ParameterSets) -> bytes:
-    sps, pps = parameters.sps, parameters.pps
+def _decoder_configuration(sps: bytes, pps: bytes) -> bytes:
     profile_and_level = sps[1:4]
     four_byte_lengths, one_sps = 0xFF, 0xE1
     tail = b""
