@@ -97,7 +97,6 @@ def _check_scalar(node: yaml.ScalarNode, where: str) -> None:
 
 
 PACKAGED_DIR = Path(__file__).resolve().parents[1] / "deploy"
-STAGE_ID = "0"
 PLATFORMS = ("cpu", "cuda", "npu", "rocm", "xpu", "musa")
 _FOR_THE_STAGE = (
     "dtype", "distributed_executor_backend", "quantization", "pipeline_parallel_size",
@@ -232,7 +231,7 @@ def _only_stage(tree: Node, where: str) -> Node:
         if "stage_id" not in stage:
             raise ConfigError(f"{where}: each stage needs a stage_id")
         stage_id = shown(stage["stage_id"])
-        if stage_id != STAGE_ID:
+        if stage_id != "0":
             raise ConfigError(
                 f"{where}: unknown stage_id {stage_id}; this pipeline has one stage, 0"
             )

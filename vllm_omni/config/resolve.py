@@ -35,8 +35,6 @@ from vllm_omni.model_extras import find_checkpoint, get_model_class_name, requir
 from vllm_omni.setting import HIDDEN, Setting, construct, no_effect_notes, values_of
 
 STAGE_ORIGIN = "stage override"
-DEFAULT_ORIGIN = "default"
-_ACTION_ROOT = "model_config.lingbot_action_root"
 _FOLLOWS = {"linear_backend": "quantization_config.method"}
 """Key whose default is decided by another one."""
 _REMOVED = {
@@ -244,9 +242,10 @@ def _lines(setting: Setting, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _origin(key: str, merged: Merged) -> str:
-    if key == _ACTION_ROOT and merged.values.get(key) is None and envs.action_root() is not None:
+    is_action_root = key == "model_config.lingbot_action_root"
+    if is_action_root and merged.values.get(key) is None and envs.action_root() is not None:
         return "environment"
-    return merged.origins.get(key) or merged.origins.get(_FOLLOWS.get(key, ""), DEFAULT_ORIGIN)
+    return merged.origins.get(key) or merged.origins.get(_FOLLOWS.get(key, ""), "default")
 
 
 def _platform_notes(said: StageSettings, config: OmniDiffusionConfig) -> list[str]:

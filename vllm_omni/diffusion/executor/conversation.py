@@ -113,6 +113,7 @@ class RankConversation(ABC):
                 raise self._loss()
             return speaker, reply
 
+    @abstractmethod
     def read_pixels(
         self, slot: int, shape: tuple[int, ...], dtype: str
     ) -> Shaped[np.ndarray, "..."]:
@@ -121,8 +122,6 @@ class RankConversation(ABC):
         Raises:
             WorkerFailedError: if the group was ended.
         """
-        with self._conversation():
-            return self._read_pixels(slot, shape, dtype)
 
     def check_alive(self) -> None:
         """Return at once if all ranks run; raises WorkerFailedError if one has ended."""
@@ -186,12 +185,6 @@ class RankConversation(ABC):
         """How a rank has ended, as a predicate; ``None`` if it runs."""
 
     @abstractmethod
-    def _read_pixels(
-        self, slot: int, shape: tuple[int, ...], dtype: str
-    ) -> Shaped[np.ndarray, "..."]:
-        """Do what :meth:`read_pixels` says, in the conversation."""
-
-    @abstractmethod
     def _kill_ranks(self) -> None:
         """End every rank at once, also under a conversation or a launch."""
 
@@ -231,15 +224,11 @@ class RankConversation(ABC):
     def _reason(self, rank: int) -> str | None:
         """Return why a worker ended, if it said so."""
         if rank not in self._reasons:
-            match self._last_words(rank):
+            said = self._unread(rank)
+            match next((reply for reply in said if isinstance(reply, Lost | Refused)), None):
                 case Lost(reason):
                     self._reasons[rank] = reason
                 case Refused(error) if error is not None and self._ending(rank) is not None:
                     self.refusal = self.refusal or error
                     self._reasons[rank] = f"{type(error).__name__}: {error}"
         return self._reasons.get(rank)
-
-    def _last_words(self, rank: int) -> Lost | Refused | None:
-        """Return what a worker said of its end, if nobody has read it."""
-        said = self._unread(rank)
-        return next((reply for reply in said if isinstance(reply, Lost | Refused)), None)

@@ -28,6 +28,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from typing_extensions import override
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.executor.conversation import RankConversation
@@ -105,15 +106,8 @@ class WorkerActors(RankConversation):
         self._pixels: np.ndarray | None = None
         self.berths: list[Berth] = []
 
+    @override
     def launch(self, worker_main: WorkerMain) -> None:
-        """Find room in the cluster and start an actor per rank. Another thread may end the group.
-
-        Args:
-            worker_main: what they run.
-
-        Raises:
-            WorkerFailedError: if there is no room in time, one does not start, or it was ended.
-        """
         with self._conversation():
             self._place_ranks()
             self._streams = [
@@ -268,14 +262,16 @@ class WorkerActors(RankConversation):
     def _ending(self, rank: int) -> str | None:
         return self._endings.get(rank)
 
-    def _read_pixels(
+    @override
+    def read_pixels(
         self, slot: int, shape: tuple[int, ...], dtype: str
     ) -> Shaped[np.ndarray, "..."]:
         del slot  # There is one array at a time.
-        pixels, self._pixels = self._pixels, None
-        assert pixels is not None, "pixels come with their announcement"
-        assert (pixels.shape, pixels.dtype.str) == (shape, dtype)
-        return pixels.copy()  # The object store gets its memory back, the caller may write.
+        with self._conversation():
+            pixels, self._pixels = self._pixels, None
+            assert pixels is not None, "pixels come with their announcement"
+            assert (pixels.shape, pixels.dtype.str) == (shape, dtype)
+            return pixels.copy()  # The object store gets its memory back, the caller may write.
 
     def _kill_ranks(self) -> None:
         if ray.is_initialized():

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped
+from typing_extensions import override
 
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -118,8 +119,8 @@ class WorkerGroup(RankConversation):
         # Before the interpreter would wait for its children, which ignore its signals.
         self._at_exit = weakref.finalize(self, _end, self._workers, self._folder)
 
+    @override
     def launch(self, worker_main: WorkerMain) -> None:
-        """Make the processes. Another thread may end the group meanwhile."""
         refused: Exception | None = None
         self._is_launching = True
         try:
@@ -201,10 +202,12 @@ class WorkerGroup(RankConversation):
             return _WITHOUT_GUARD
         return f"ended with exit code {code}{_signal_name(code)}"
 
-    def _read_pixels(
+    @override
+    def read_pixels(
         self, slot: int, shape: tuple[int, ...], dtype: str
     ) -> Shaped[np.ndarray, "..."]:
-        return self._pixels.read(slot, shape, dtype)
+        with self._conversation():
+            return self._pixels.read(slot, shape, dtype)
 
     def _kill_ranks(self) -> None:
         self._end_launch()
