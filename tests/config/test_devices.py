@@ -1,11 +1,14 @@
 """Devices are counted from lists and device nodes, without a device library."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.helpers.fake_checkpoint import write_fake_checkpoint
 from vllm_omni import envs
 from vllm_omni.config import devices
 from vllm_omni.config.resolve import resolve
+from vllm_omni.diffusion.data import DiffusionParallelConfig, OmniDiffusionConfig
 from vllm_omni.errors import ConfigError
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
@@ -53,11 +56,15 @@ def test_the_platform_of_a_machine(dev, nodes, platform):
     assert envs.detect_platform() == platform
 
 
+@pytest.mark.usefixtures("dev")
 def test_too_few_devices_names_both_numbers():
-    devices.check_device_count(ranks=2, visible=2, devices=None)
-    devices.check_device_count(ranks=2, visible=None, devices=None)
+    pair = OmniDiffusionConfig(
+        model="m", device="cuda", executor="mp", parallel=DiffusionParallelConfig(ulysses_degree=2)
+    )
+    devices.check_devices(pair, visible=2)
+    devices.check_devices(pair, visible=None)
     with pytest.raises(ConfigError, match=r"2 ranks .* need 2 devices, but devices='7' shows 1"):
-        devices.check_device_count(ranks=2, visible=1, devices="7")
+        devices.check_devices(replace(pair, devices="7"), visible=1)
 
 
 @pytest.mark.usefixtures("dev")

@@ -5,6 +5,7 @@ from itertools import pairwise, takewhile
 from types import MappingProxyType
 
 from vllm_omni import envs
+from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.errors import ConfigError
 
 _NAMES = ("GPU-", "MIG-")
@@ -126,26 +127,33 @@ def refuse_missing_devices(devices: str) -> None:
     )
 
 
-def check_device_count(
-    *, ranks: int, visible: int | None, devices: str | None, replicas: int = 1, first: int = 0
-) -> None:
-    """Refuse more ranks than devices.
+def check_devices(config: OmniDiffusionConfig, visible: int | None) -> None:
+    """Refuse more ranks than there are devices; those that no list names are the machine's.
 
     Args:
-        ranks: of one replica.
-        replicas: number of replicas at most.
-        first: number of the first device that they take.
+        visible: how many devices there are; ``None`` to find out.
 
     Raises:
         ConfigError: naming both numbers.
     """
-    degrees = "tensor_parallel_size x ulysses_degree"
+    if config.device == "cpu" or config.executor == "ray":
+        return
+    ranks, replicas = config.parallel.world_size, config.replicas.most
+    all_ranks, degrees = ranks * replicas, "tensor_parallel_size x ulysses_degree"
     if replicas > 1:
-        ranks, degrees = ranks * replicas, f"{degrees} of each of {replicas} replicas"
-    if visible is not None and visible < first + ranks:
+        degrees = f"{degrees} of each of {replicas} replicas"
+    devices, first = config.devices, 0
+    if devices is not None and replicas > 1:
+        shares = devices_of_replicas(devices, ranks=ranks, replicas=replicas)
+        if devices.count(",") + 1 < all_ranks:
+            # Only those of the first replica are listed; the others' follow on the machine.
+            devices, first = None, int(shares[0].split(",")[0])
+    if visible is None:
+        visible = visible_device_count(config.device, devices, config.env)
+    if visible is not None and visible < first + all_ranks:
         source = f"devices={devices!r}" if devices is not None else "this process"
         beyond = f" from number {first} on" if first else ""
         raise ConfigError(
-            f"{ranks} ranks ({degrees}) need {ranks} devices{beyond}, but "
+            f"{all_ranks} ranks ({degrees}) need {all_ranks} devices{beyond}, but "
             f"{source} shows {visible}; list more under devices or lower a degree"
         )

@@ -13,11 +13,10 @@ from pathlib import Path
 from vllm_omni import envs
 from vllm_omni.config.deploy_file import DeployFile, load_deploy_file
 from vllm_omni.config.devices import (
-    check_device_count,
+    check_devices,
     device_names,
     devices_of_replicas,
     refuse_missing_devices,
-    visible_device_count,
 )
 from vllm_omni.config.keys import KEYS, Layer, Merged, Values, merge_layers, name_of, read_layer
 from vllm_omni.config.stage import Host, StageSettings, check_sampling, decide, decided_fields
@@ -162,7 +161,7 @@ def _decided(merged: Merged, model: str, file: DeployFile | None, host: Host) ->
         ray=construct(RayConfig, values),
         **decided_fields(stage),
     )
-    _check_devices(config, host)
+    check_devices(config, host.visible_devices)
     config = _with_device_names(config)
     sampling = construct(SamplingDefaults, values)
     check_sampling(sampling, config)
@@ -201,25 +200,6 @@ def _with_device_names(config: OmniDiffusionConfig) -> OmniDiffusionConfig:
     ]
     return replace(
         config, devices=",".join(shares), replicas=replace(config.replicas, devices=tuple(shares))
-    )
-
-
-def _check_devices(config: OmniDiffusionConfig, host: Host) -> None:
-    """Refuse more ranks than there are devices; those that no list names are the machine's."""
-    if config.device == "cpu" or config.executor == "ray":
-        return
-    ranks, replicas = config.parallel.world_size, config.replicas.most
-    devices, first = config.devices, 0
-    if devices is not None and replicas > 1:
-        shares = devices_of_replicas(devices, ranks=ranks, replicas=replicas)
-        if devices.count(",") + 1 < ranks * replicas:
-            # Only those of the first replica are listed; the others' follow on the machine.
-            devices, first = None, int(shares[0].split(",")[0])
-    visible = host.visible_devices
-    if visible is None:
-        visible = visible_device_count(config.device, devices, config.env)
-    check_device_count(
-        ranks=ranks, visible=visible, devices=devices, replicas=replicas, first=first
     )
 
 
