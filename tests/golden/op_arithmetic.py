@@ -10,7 +10,7 @@ from tests.golden.recipe import Job, Run
 from tests.helpers.rays import path_rays
 from vllm_omni.diffusion.camera_motion import integrate_keys, normalise_keys, quaternion_of
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
-from vllm_omni.diffusion.layers.embeddings import RotaryEmbeddingWan, timestep_sinusoid
+from vllm_omni.diffusion.layers.rope import RotaryEmbeddingWan, timestep_sinusoid
 from vllm_omni.diffusion.models.lingbot_world.camera import (
     RayView,
     fold_camera,

@@ -6,8 +6,8 @@ from torch import nn
 from tests.helpers.kv_window import resident_frames
 from vllm_omni.diffusion.attention.backend import AttentionBackend
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH
-from vllm_omni.diffusion.layers.embeddings import RotaryTables
 from vllm_omni.diffusion.layers.norm import layer_norm
+from vllm_omni.diffusion.layers.rope import RotaryTables
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )

@@ -118,21 +118,21 @@ _POSITIONS_AND_TIME = (
     _mutant(
         "positions wrap at frame 1024",
         f"{_MODEL_TESTS}/test_far_positions.py",
-        "vllm_omni/diffusion/layers/embeddings.py",
+        "vllm_omni/diffusion/layers/rope.py",
         "torch.arange(start_latent_frame, start_latent_frame + latent_frames),",
         "torch.arange(start_latent_frame, start_latent_frame + latent_frames) % 1024,",
     ),
     _mutant(
         "angles are computed in float32",
         SCHEDULE,
-        "vllm_omni/diffusion/layers/embeddings.py",
+        "vllm_omni/diffusion/layers/rope.py",
         "angles = torch.outer(positions.double(), 1.0 / _BASE**exponents)",
         "angles = torch.outer(positions.float(), (1.0 / _BASE**exponents).float()).double()",
     ),
     _mutant(
         "columns are counted from the right",
         DIRECT,
-        "vllm_omni/diffusion/layers/embeddings.py",
+        "vllm_omni/diffusion/layers/rope.py",
         "            torch.arange(columns),\n",
         "            torch.arange(columns).flip(0),\n",
     ),
@@ -330,7 +330,7 @@ _DEVICE = (
     _mutant(
         "a rotary table stays on the host",
         _FAKE_CUDA,
-        "vllm_omni/diffusion/layers/embeddings.py",
+        "vllm_omni/diffusion/layers/rope.py",
         "cos=to_device(angles.cos().float().to(dtype), device)",
         "cos=angles.cos().float().to(dtype)",
     ),

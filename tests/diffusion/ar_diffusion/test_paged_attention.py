@@ -6,12 +6,11 @@ import torch
 from tests.helpers.dense_oracle import visible_history
 from tests.helpers.kv_window import chronological
 from vllm_omni.diffusion.attention.backend import create_attention_backend
-from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
-    KVPool,
-    SessionKV,
+from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
     ar_diffusion_paged_attention,
     write_window,
 )
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cache, pytest.mark.cpu]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vllm_omni.diffusion.layers.embeddings import BROADCAST, RotaryEmbeddingWan, RotaryTables
+from vllm_omni.diffusion.layers.rope import BROADCAST, RotaryEmbeddingWan, RotaryTables
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 

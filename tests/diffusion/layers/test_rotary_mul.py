@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vllm_omni.diffusion.layers.embeddings import (
+from vllm_omni.diffusion.layers.rope import (
     BROADCAST,
     FusedRotary,
     RotaryEmbeddingWan,

@@ -9,12 +9,11 @@ from vllm_omni.diffusion.attention import npu_fusion
 from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.attention.reference import ReferenceAttention, check_attention
 from vllm_omni.errors import ConfigError
-from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
-    KVPool,
-    SessionKV,
+from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
     ar_diffusion_paged_attention,
     write_window,
 )
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec
 
 __all__ = ["device", "order", "platform"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
-from vllm_omni.diffusion.layers.embeddings import timestep_sinusoid
+from vllm_omni.diffusion.layers.rope import timestep_sinusoid
 from vllm_omni.diffusion.models.lingbot_world.camera import (
     build_rays,
     fold_camera,

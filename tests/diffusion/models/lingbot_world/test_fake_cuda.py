@@ -17,8 +17,8 @@ from tests.helpers.tiny import tiny_checkpoint_dir
 from vllm_omni.diffusion.attention.sdpa import SdpaAttention
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
-from vllm_omni.diffusion.layers.embeddings import BROADCAST
 from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
+from vllm_omni.diffusion.layers.rope import BROADCAST
 from vllm_omni.diffusion.models.lingbot_world import load
 from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.platforms.cuda import CudaPlatform

@@ -14,7 +14,6 @@ from vllm_omni.diffusion.attention.backend import AttentionBackend
 from vllm_omni.diffusion.distributed.comm import Arriving, UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
-from vllm_omni.diffusion.layers.embeddings import BROADCAST, RotaryMethod, RotaryTables
 from vllm_omni.diffusion.layers.linear import (
     ColumnParallelLinear,
     LinearMethod,
@@ -22,13 +21,13 @@ from vllm_omni.diffusion.layers.linear import (
     RowParallelLinear,
 )
 from vllm_omni.diffusion.layers.norm import RMSNormAcrossHeads
+from vllm_omni.diffusion.layers.rope import BROADCAST, RotaryMethod, RotaryTables
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
-from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import (
-    LayerPages,
-    WindowPlan,
+from vllm_omni.experimental.ar_diffusion.kv_cache.paged_attention import (
     ar_diffusion_paged_attention,
     write_window,
 )
+from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import LayerPages, WindowPlan
 
 
 @dataclass(frozen=True, slots=True)

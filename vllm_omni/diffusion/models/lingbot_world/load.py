@@ -14,7 +14,6 @@ from vllm_omni.diffusion.attention.reference import check_attention
 from vllm_omni.diffusion.data import KVCacheConfig, OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, ParallelState, is_root
-from vllm_omni.diffusion.layers.embeddings import BROADCAST, FusedRotary, RotaryMethod, check_rotary
 from vllm_omni.diffusion.layers.linear import (
     NATIVE,
     GeluLinearMethod,
@@ -24,6 +23,7 @@ from vllm_omni.diffusion.layers.linear import (
     create_linear_backend,
 )
 from vllm_omni.diffusion.layers.quant_w8a8 import Int8LinearMethod
+from vllm_omni.diffusion.layers.rope import BROADCAST, FusedRotary, RotaryMethod, check_rotary
 from vllm_omni.diffusion.layers.weights import weight_targets
 from vllm_omni.diffusion.models.checkpoint_files import read_json
 from vllm_omni.diffusion.models.interface import memory_needs

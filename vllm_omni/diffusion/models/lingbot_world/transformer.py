@@ -9,7 +9,8 @@ from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, PATCH, VideoGeometry
-from vllm_omni.diffusion.layers.embeddings import (
+from vllm_omni.diffusion.layers.linear import ReplicatedLinear
+from vllm_omni.diffusion.layers.rope import (
     PatchEmbedding,
     RotaryEmbeddingWan,
     RotaryTables,
@@ -17,7 +18,6 @@ from vllm_omni.diffusion.layers.embeddings import (
     timestep_sinusoid,
     unpatchify,
 )
-from vllm_omni.diffusion.layers.linear import ReplicatedLinear
 from vllm_omni.diffusion.layers.weights import WeightTarget, weight_targets
 from vllm_omni.diffusion.models.lingbot_world.attention import (
     CameraModulation,

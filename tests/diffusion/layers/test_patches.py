@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vllm_omni.diffusion.layers.embeddings import (
+from vllm_omni.diffusion.layers.rope import (
     PatchEmbedding,
     patchify,
     timestep_sinusoid,
