@@ -42,7 +42,7 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
 from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE, fuse_norms
-from vllm_omni.diffusion.models.loader import materialize, no_weights
+from vllm_omni.diffusion.models.loader import materialize
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.platforms import create_platform
 
@@ -260,7 +260,7 @@ class RealBench:
 
     def build_vae(self) -> WanVAE:
         """Make the autoencoder as a compiled server has it, with random weights."""
-        with no_weights():
+        with torch.device("meta"):
             vae = WanVAE(self.scale.vae).to(torch.bfloat16)
         self._fill(vae)
         vae.prepare()
@@ -311,7 +311,7 @@ class RealBench:
             tensor_parallel=SINGLE,
             exchange=UlyssesExchange(SINGLE),
         ).around_the_compiler()
-        with no_weights():
+        with torch.device("meta"):
             model = CausalLingBotWorldTransformer3DModel(parts)
         self._fill(model)
         return model

@@ -44,7 +44,7 @@ from benchmarks.lingbot_world.roofline_counts import (
 )
 from benchmarks.lingbot_world.roofline_devices import TERA
 from benchmarks.lingbot_world.roofline_vae import Vae, fused_bytes
-from benchmarks.lingbot_world.silent_ranks import SilentExchange, SilentGroup, SilentHalo
+from benchmarks.lingbot_world.silent_ranks import SilentExchange, SilentGroup, SilentShard
 from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, TrafficKind
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
@@ -55,7 +55,7 @@ from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, ColumnShard
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 
@@ -136,7 +136,7 @@ def count_vae(ranks: int, *, fused: bool = False) -> PartKernels:
         vae.prepare()
     vae.fuse_norms(planned_norm_silu if fused else None)
     sides = geometry.latent_height, geometry.latent_width
-    shard = ColumnShard(SilentHalo(SilentGroup(1, ranks, None)), geometry.latent_width)
+    shard = SilentShard(SilentGroup(1, ranks, None), geometry.latent_width)
     columns = WHOLE_FRAME if ranks == 1 else shard
     latents = torch.empty(scale.vae.z_dim, LATENT_FRAMES_PER_CHUNK, *sides, device=META)
     _, decoder = vae.decode(latents, DecoderState(), columns)

@@ -22,7 +22,7 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE, fuse_norms
-from vllm_omni.diffusion.models.loader import materialize, no_weights
+from vllm_omni.diffusion.models.loader import materialize
 from vllm_omni.platforms import create_platform
 
 _CHUNKS = 5
@@ -60,7 +60,7 @@ class SmallWorld:
             tensor_parallel=SINGLE,
             exchange=UlyssesExchange(SINGLE),
         ).around_the_compiler()
-        with no_weights():
+        with torch.device("meta"):
             self.transformer = CausalLingBotWorldTransformer3DModel(parts, post)
             self.vae = WanVAE(scale.vae).to(dtype)
         fill(self.transformer, device, _STD)

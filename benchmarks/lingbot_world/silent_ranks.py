@@ -10,7 +10,7 @@ from typing_extensions import override
 from benchmarks.lingbot_world.kernel_counter import Kernel, Kind, note
 from vllm_omni.diffusion.distributed.comm import Message, UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import RankGroup, TrafficKind
-from vllm_omni.diffusion.models.lingbot_world.vae.columns import HaloExchange
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import ColumnShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class SilentExchange(UlyssesExchange):
 
 
 @dataclass(frozen=True, slots=True)
-class SilentHalo(HaloExchange):
+class SilentShard(ColumnShard):
     """A rank with a neighbour at each side."""
 
     @override
@@ -59,6 +59,6 @@ class SilentHalo(HaloExchange):
         return torch.empty_like(left), torch.empty_like(right)
 
     @override
-    def gather(self, slab: Tensor) -> Tensor:
+    def gather_slabs(self, slab: Tensor) -> Tensor:
         """Return slabs of the right shape."""
         return slab.new_empty(self.group.size, *slab.shape)

@@ -19,7 +19,6 @@ from vllm_omni.diffusion.models.lingbot_world.vae.columns import (
     WHOLE_FRAME,
     Columns,
     ColumnShard,
-    HaloExchange,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
@@ -151,7 +150,7 @@ def _stream(vae: WanVAE, parts: Sequence[torch.Tensor], columns: Columns) -> lis
 def _columns(parallel: ParallelState, latent_width: int) -> Columns:
     if parallel.sequence.size == 1:
         return WHOLE_FRAME
-    return ColumnShard(HaloExchange(parallel.sequence), latent_width)
+    return ColumnShard(parallel.sequence, latent_width)
 
 
 def _as_clients_give_it(source: torch.Tensor, keys: Keys) -> torch.Tensor:

@@ -30,7 +30,7 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
     ChunkContext,
 )
-from vllm_omni.diffusion.models.loader import materialize, no_weights
+from vllm_omni.diffusion.models.loader import materialize
 from vllm_omni.diffusion.worker.worker import Worker
 from vllm_omni.experimental.ar_diffusion.kv_cache.session_kv import KVPool, SessionKV
 from vllm_omni.tools.tiny_checkpoint import draw, scale_transformer, transformer_shapes
@@ -85,7 +85,7 @@ def small_transformer(
 ) -> CausalLingBotWorldTransformer3DModel:
     """A transformer filled with :func:`weights_of`, or one rank's share of it."""
     parts = parts or transformer_parts(config, backend=backend, dtype=dtype, parallel=parallel)
-    with no_weights():
+    with torch.device("meta"):
         model = CausalLingBotWorldTransformer3DModel(parts)
     materialize(model, CPU)
     weights = weights_of(config)

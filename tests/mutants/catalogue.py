@@ -268,8 +268,8 @@ _RANKS = (
         "a rank beyond the frame sees its own columns",
         f"{_MODEL_TESTS}/vae/test_columns.py::test_a_rank_wholly_beyond_the_frame_sees_zeros",
         f"{MODEL}/vae/columns.py",
-        "max(0, frame_width - self.exchange.group.rank * slab_width)",
-        "frame_width - self.exchange.group.rank * slab_width",
+        "max(0, frame_width - self.group.rank * slab_width)",
+        "frame_width - self.group.rank * slab_width",
     ),
     _mutant(
         "the root forgets its own columns",

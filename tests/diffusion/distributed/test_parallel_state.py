@@ -9,7 +9,6 @@ from tests.helpers.distributed import run_ranks
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.distributed.parallel_state import (
     SINGLE,
-    Agreement,
     ParallelState,
     PeerRefusedError,
     RankGroup,
@@ -87,7 +86,7 @@ def test_a_world_of_two_by_two():
 def confirm(state: ParallelState, refusing: set[int]) -> str:
     refusal = OutOfKVMemoryError("no pages") if state.control.rank in refusing else None
     try:
-        Agreement(state.control).confirm(refusal)
+        state.control.confirm(refusal)
     except OmniError as error:
         return type(error).__name__
     return "agreed"
@@ -107,9 +106,9 @@ def test_what_one_rank_refuses_all_refuse(refusing, outcomes):
 
 
 def test_a_rank_that_is_alone_agrees_with_itself():
-    Agreement(SINGLE).confirm(None)
+    SINGLE.confirm(None)
     with pytest.raises(OutOfKVMemoryError):
-        Agreement(SINGLE).confirm(OutOfKVMemoryError("no pages"))
+        SINGLE.confirm(OutOfKVMemoryError("no pages"))
     assert issubclass(PeerRefusedError, OmniError)
 
 

@@ -26,6 +26,10 @@ from vllm_omni.errors import OmniError
 _STORE_FILE = "store"
 
 
+class PeerRefusedError(OmniError):
+    """Another rank refused a command that this rank would have carried out."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankGroup:
     """A group of ranks that work together, and the place of this rank in it.
@@ -73,6 +77,26 @@ class RankGroup:
 
         votes = torch.tensor([int(flag)], dtype=torch.int32)
         return bool(self.all_reduce(votes).item())
+
+    def confirm(self, refusal: OmniError | None) -> None:
+        """Return if no rank refuses, else raise on every rank.
+
+        A rank that raised alone would leave its peers waiting inside an exchange. So before any
+        collective every rank says with one small message whether it refuses, and none goes on
+        unless all do. The group must exchange host tensors.
+
+        Args:
+            refusal: why this rank refuses; ``None`` if it does not.
+
+        Raises:
+            OmniError: ``refusal`` itself, on this rank.
+            PeerRefusedError: if only other ranks refuse.
+        """
+        refused_by_any = self.any(flag=refusal is not None)
+        if refusal is not None:
+            raise refusal
+        if refused_by_any:
+            raise PeerRefusedError("another rank refused; see the error that it reports")
 
 
 SINGLE = RankGroup(rank=0, size=1, group=None)
@@ -200,41 +224,6 @@ def _warm_up(place: WorldPlace, state: ParallelState) -> None:
     for group in (state.tensor, state.sequence):
         group.all_reduce(torch.zeros(1, device=place.device))
     state.control.any(flag=False)
-
-
-class PeerRefusedError(OmniError):
-    """Another rank refused a command that this rank would have carried out."""
-
-
-class Agreement:
-    """Lets all ranks refuse together what one of them refuses.
-
-    A rank that raised alone would leave its peers waiting inside an exchange. So before any
-    collective every rank says with one small message whether it refuses, and none goes on unless
-    all do.
-
-    Args:
-        control: group of all ranks, on a backend that exchanges host tensors.
-    """
-
-    def __init__(self, control: RankGroup) -> None:
-        self._control = control
-
-    def confirm(self, refusal: OmniError | None) -> None:
-        """Return if no rank refuses, else raise on every rank.
-
-        Args:
-            refusal: why this rank refuses; ``None`` if it does not.
-
-        Raises:
-            OmniError: ``refusal`` itself, on this rank.
-            PeerRefusedError: if only other ranks refuse.
-        """
-        refused_by_any = self._control.any(flag=refusal is not None)
-        if refusal is not None:
-            raise refusal
-        if refused_by_any:
-            raise PeerRefusedError("another rank refused; see the error that it reports")
 
 
 @dataclass(slots=True)

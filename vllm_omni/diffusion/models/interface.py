@@ -35,8 +35,23 @@ SessionT = TypeVar("SessionT", bound=LiveSession)
 
 
 @runtime_checkable
-class SizedModel(Protocol):
-    """What the KV pool is planned from."""
+class RealtimePipeline(Protocol[SessionT]):
+    """A model that makes a rollout chunk by chunk. It holds weights; sessions hold state."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the window KV."""
+        ...
+
+    @property
+    def attention_kernel(self) -> str:
+        """Name of the kernel that attention runs."""
+        ...
+
+    @property
+    def traffic(self) -> ExchangeTraffic:
+        """What this rank has exchanged of the transformer's tokens."""
+        ...
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Return the shape of the window KV on this rank."""
@@ -56,37 +71,6 @@ class SizedModel(Protocol):
 
     def weight_bytes(self) -> Mapping[str, int]:
         """Count the bytes of the weights on this rank's device, by the name of the part."""
-        ...
-
-
-def memory_needs(pipeline: SizedModel, geometry: VideoGeometry) -> MemoryNeeds:
-    """Count what one session of this size needs on this rank, by parts."""
-    spec = pipeline.kv_cache_spec()
-    return MemoryNeeds(
-        window=spec.window_pages(geometry.tokens_per_frame) * spec.page_bytes,
-        state=pipeline.state_bytes(geometry),
-        workspace=pipeline.workspace_bytes(geometry),
-        activations=pipeline.activation_bytes(geometry),
-    )
-
-
-@runtime_checkable
-class RealtimePipeline(SizedModel, Protocol[SessionT]):
-    """A model that makes a rollout chunk by chunk. It holds weights; sessions hold state."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the window KV."""
-        ...
-
-    @property
-    def attention_kernel(self) -> str:
-        """Name of the kernel that attention runs."""
-        ...
-
-    @property
-    def traffic(self) -> ExchangeTraffic:
-        """What this rank has exchanged of the transformer's tokens."""
         ...
 
     def bind_pool(self, pool: KVPool) -> None:
@@ -122,3 +106,14 @@ class RealtimePipeline(SizedModel, Protocol[SessionT]):
     def release(self) -> None:
         """Free what outlives the modules, such as process groups."""
         ...
+
+
+def memory_needs(pipeline: RealtimePipeline, geometry: VideoGeometry) -> MemoryNeeds:
+    """Count what one session of this size needs on this rank, by parts."""
+    spec = pipeline.kv_cache_spec()
+    return MemoryNeeds(
+        window=spec.window_pages(geometry.tokens_per_frame) * spec.page_bytes,
+        state=pipeline.state_bytes(geometry),
+        workspace=pipeline.workspace_bytes(geometry),
+        activations=pipeline.activation_bytes(geometry),
+    )

@@ -23,15 +23,8 @@ _NAMES_SHOWN = 20
 _GB = 1e9
 
 
-@contextmanager
-def no_weights() -> Iterator[None]:
-    """Build modules on the meta device: shapes and dtypes, no memory."""
-    with torch.device("meta"):
-        yield
-
-
 def materialize(module: nn.Module, device: torch.device) -> None:
-    """Give parameters made under :func:`no_weights` uninitialised memory on ``device``."""
+    """Give parameters made under the meta device uninitialised memory on ``device``."""
     module.to_empty(device=device)
     module.requires_grad_(requires_grad=False)
     module.eval()

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.parallel_state import Agreement, ParallelState
+from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,
@@ -21,7 +21,6 @@ from vllm_omni.diffusion.messages import (
 from vllm_omni.diffusion.models.interface import (
     LiveSession,
     RealtimePipeline,
-    SizedModel,
     memory_needs,
 )
 from vllm_omni.diffusion.registry import model_of
@@ -73,7 +72,7 @@ class Worker:
     ) -> None:
         parallel = parallel or ParallelState()
         self._is_alone = parallel.control.size == 1
-        self._agreement = Agreement(parallel.control)
+        self._control = parallel.control
         self.platform = create_platform(config.device)
         self.device = self.platform.device(local_rank)
         load_pipeline = model_of(Path(config.model), config.model_class_name).load_loader()
@@ -114,7 +113,7 @@ class Worker:
         except OmniError as error:
             refusal = error
         try:
-            self._agreement.confirm(refusal)
+            self._control.confirm(refusal)
         except OmniError:
             self.close_session(session_id)
             raise
@@ -138,7 +137,7 @@ class Worker:
         """
         session = self.sessions.get(plan.session_id)
         closed = SessionClosedError(f"session {plan.session_id} is not open")
-        self._agreement.confirm(closed if session is None else None)
+        self._control.confirm(closed if session is None else None)
         assert session is not None, "a rank does not agree to a chunk of no session"
         try:
             with self._closing(plan.session_id, f"chunk {plan.chunk_index} of {plan.session_id}"):
@@ -220,7 +219,7 @@ class Worker:
 
 
 def plan_kv_pool(
-    config: OmniDiffusionConfig, pipeline: SizedModel, platform: Platform, free_bytes: int
+    config: OmniDiffusionConfig, pipeline: RealtimePipeline, platform: Platform, free_bytes: int
 ) -> PoolBudget:
     """Pages for the sessions that the configuration allows and the memory admits.
 

@@ -53,7 +53,7 @@ from vllm_omni.diffusion.models.lingbot_world.transformer import (
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE, fuse_norms
-from vllm_omni.diffusion.models.loader import load_weights, materialize, no_weights
+from vllm_omni.diffusion.models.loader import load_weights, materialize
 from vllm_omni.errors import CheckpointError, ConfigError
 from vllm_omni.experimental.ar_diffusion.kv_cache.window import in_gib
 from vllm_omni.logger import get_logger
@@ -231,7 +231,7 @@ def load_transformer(
     post_attention: PostAttention = EAGER,
 ) -> CausalLingBotWorldTransformer3DModel:
     """Build the transformer of this rank and load its weights from ``model/transformer``."""
-    with no_weights():
+    with torch.device("meta"):
         transformer = CausalLingBotWorldTransformer3DModel(parts, post_attention)
     materialize(transformer, device)
     linears.install(transformer)
@@ -252,7 +252,7 @@ def load_vae(
     model: Path, config: VaeConfig, *, dtype: torch.dtype, device: torch.device, fused: bool = False
 ) -> WanVAE:
     """Build the VAE and load its weights from ``model/vae``; ``fused``: fuse norms, on a GPU."""
-    with no_weights():
+    with torch.device("meta"):
         vae = WanVAE(config).to(dtype)
     materialize(vae, device)
     load_weights(model / "vae", weight_targets(vae))

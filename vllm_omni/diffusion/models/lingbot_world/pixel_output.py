@@ -35,7 +35,6 @@ from vllm_omni.diffusion.models.lingbot_world.vae.columns import (
     WHOLE_FRAME,
     Columns,
     ColumnShard,
-    HaloExchange,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.config import COLOURS
 from vllm_omni.diffusion.models.lingbot_world.vae.memory import (
@@ -289,7 +288,7 @@ class ChunkOutput:
         """
         if self._slabs == 1 or latent_width % self._slabs:
             return WHOLE_FRAME, SINGLE
-        shard = ColumnShard(HaloExchange(self.gather.group), latent_width)
+        shard = ColumnShard(self.gather.group, latent_width)
         return shard, self.parallel.control
 
     def _decoder(self, geometry: VideoGeometry) -> CoderBytes:
@@ -325,7 +324,7 @@ class ChunkOutput:
         if self._slabs == 1:
             video, state = self.vae.decode(clean, state)
         else:
-            columns = ColumnShard(HaloExchange(self.gather.group), latent_width)
+            columns = ColumnShard(self.gather.group, latent_width)
             video, state = self.vae.decode(clean, state, columns)
         width = latent_width * SPATIAL_FACTOR
         on_root = (

@@ -1,8 +1,8 @@
 """Tokens to text condition: UMT5 encoder and a small cache."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class TextEncoder:
     def __init__(self, encoder: UMT5EncoderModel, device: torch.device | None = None) -> None:
         self.encoder = encoder
         self.device = device or encoder.device
-        self._cache: OrderedDict[TokenIds, Tensor] = OrderedDict()
+        self._kept = lru_cache(_CACHED_PROMPTS)(self._encode)
 
     def move(self, device: torch.device) -> None:
         """Let the encoder work on another device."""
@@ -70,7 +70,7 @@ class TextEncoder:
 
     def embed(self, tokens: TokenIds) -> Float[Tensor, "text_tokens text_dim"]:
         """Embed one prompt; rows past its tokens are exactly zero."""
-        return _kept(self._cache, tokens, self._encode)
+        return self._kept(tokens)
 
     def _encode(self, tokens: TokenIds) -> Float[Tensor, "text_tokens text_dim"]:
         ids, mask = (part.to(self.encoder.device) for part in padded(tokens))
@@ -100,7 +100,7 @@ class Prompts:
         self._ranks = ranks
         self._shape = (TEXT_TOKENS, text_dim)
         self._dtype, self._device = dtype, device
-        self._cache: OrderedDict[TokenIds, Tensor] = OrderedDict()
+        self._kept = lru_cache(_CACHED_PROMPTS)(self._shared)
 
     @property
     def num_bytes(self) -> int:
@@ -121,7 +121,7 @@ class Prompts:
         if self._ranks.size == 1:
             assert self.encoder is not None, "a rank that is alone is the root"
             return self.encoder.embed(tokens)
-        return _kept(self._cache, tokens, self._shared)
+        return self._kept(tokens)
 
     def _shared(self, tokens: TokenIds) -> Float[Tensor, "text_tokens text_dim"]:
         if self.encoder is None:
@@ -141,18 +141,6 @@ def padded(
     ids[0, : len(tokens)] = torch.tensor(tokens)
     mask[0, : len(tokens)] = 1
     return ids, mask
-
-
-def _kept(
-    cache: OrderedDict[TokenIds, Tensor], tokens: TokenIds, embed: Callable[[TokenIds], Tensor]
-) -> Float[Tensor, "text_tokens text_dim"]:
-    """Return the embedding of a prompt from a cache of the last few, which gets it if need be."""
-    if tokens not in cache:
-        cache[tokens] = embed(tokens)
-        if len(cache) > _CACHED_PROMPTS:
-            cache.popitem(last=False)
-    cache.move_to_end(tokens)
-    return cache[tokens]
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from vllm_omni.diffusion.models.lingbot_world.vae.columns import (
     WHOLE_FRAME,
     Columns,
     ColumnShard,
-    HaloExchange,
 )
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 
@@ -46,14 +45,14 @@ def decode_sharded(rank: int, size: int, directory: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank,
                             world_size=size)  # fmt: skip
     group = RankGroup(rank=rank, size=size, group=dist.group.WORLD)
-    cases = {width: decode_case(HaloExchange(group), width) for width in LATENT_WIDTHS[size]}
+    cases = {width: decode_case(group, width) for width in LATENT_WIDTHS[size]}
     torch.save(cases, f"{directory}/rank{rank}.pt")
     dist.destroy_process_group()
 
 
 @torch.inference_mode()
-def decode_case(exchange: HaloExchange, latent_width: int) -> Case:
-    columns = ColumnShard(exchange, latent_width)
+def decode_case(group: RankGroup, latent_width: int) -> Case:
+    columns = ColumnShard(group, latent_width)
     state, videos = DecoderState(), []
     slab_width = 0
     for chunk in random_latents(6, HEIGHT, 8 * latent_width).split(3, dim=1):
@@ -130,14 +129,14 @@ def test_each_rank_keeps_its_share_of_the_state(sharded: list[dict[int, Case]]):
 
 def test_one_rank_is_the_whole_frame():
     """Bitwise: the halo of a rank that is alone is the zero padding."""
-    case = decode_case(HaloExchange(SINGLE), 5)
+    case = decode_case(SINGLE, 5)
     expected, state_bytes = whole(5)
     assert torch.equal(case.video, expected)
     assert case.state_bytes == state_bytes
 
 
 @dataclass(frozen=True)
-class Recorded(HaloExchange):
+class Recorded(ColumnShard):
     """One of several ranks, with neighbours whose borders are given."""
 
     left: Tensor | None
@@ -148,7 +147,7 @@ class Recorded(HaloExchange):
         assert right.is_contiguous()
         return self.left, self.right
 
-    def gather(self, slab: Tensor) -> Tensor:
+    def gather_slabs(self, slab: Tensor) -> Tensor:
         group = self.group
         return torch.stack([slab + 100 * (rank - group.rank) for rank in range(group.size)])
 
@@ -176,11 +175,11 @@ def bordered(shard: ColumnShard, slab: Tensor) -> list[float]:
 def test_borders_are_the_neighbours_and_columns_beyond_the_frame_are_zeros():
     """Five latent columns on three ranks, at twice the resolution: ten of twelve are inside."""
     neighbour = frame_of(7.0)
-    last = ColumnShard(Recorded(place(2, 3), neighbour, None), 5)
+    last = Recorded(place(2, 3), 5, neighbour, None)
     assert bordered(last, frame_of(1, 2, 3, 4)) == [7, 1, 2, 0, 0, 0]
-    middle = ColumnShard(Recorded(place(1, 3), neighbour, frame_of(8.0)), 5)
+    middle = Recorded(place(1, 3), 5, neighbour, frame_of(8.0))
     assert bordered(middle, frame_of(1, 2, 3, 4)) == [7, 1, 2, 3, 4, 8]
-    first = ColumnShard(Recorded(place(0, 3), None, neighbour), 5)
+    first = Recorded(place(0, 3), 5, None, neighbour)
     assert bordered(first, frame_of(1, 2, 3, 4)) == [0, 1, 2, 3, 4, 7]
 
 
@@ -191,21 +190,21 @@ def test_the_next_column_is_the_neighbours_and_columns_beyond_the_frame_are_zero
         (0, neighbour, [1, 2, 3, 4, 8]),
         (2, None, [1, 2, 0, 0, 0]),
     ):
-        made = ColumnShard(Recorded(place(rank, 3), None, right), 5).right_and_below(slab)
+        made = Recorded(place(rank, 3), 5, None, right).right_and_below(slab)
         assert columns_of(made) == expected
         assert columns_of(made[:, 1:]) == [0] * 5
 
 
 def test_a_rank_wholly_beyond_the_frame_sees_zeros():
     """Five latent columns on four ranks: the third ends them with one of its two."""
-    shard = ColumnShard(Recorded(place(3, 4), frame_of(7.0), None), 5)
+    shard = Recorded(place(3, 4), 5, frame_of(7.0), None)
     assert bordered(shard, frame_of(1, 2, 3, 4)) == [7, 0, 0, 0, 0, 0]
     assert columns_of(shard.right_and_below(frame_of(1, 2, 3, 4))) == [0] * 5
 
 
 def test_own_and_gather_undo_each_other_up_to_the_padding():
-    shard = ColumnShard(Recorded(place(1, 3), None, None), 5)
+    shard = Recorded(place(1, 3), 5, None, None)
     assert columns_of(shard.own(frame_of(1, 2, 3, 4, 5))) == [3, 4]
-    last = ColumnShard(Recorded(place(2, 3), None, None), 5)
+    last = Recorded(place(2, 3), 5, None, None)
     assert columns_of(last.own(frame_of(1, 2, 3, 4, 5))) == [5, 0]
     assert columns_of(shard.gather(frame_of(3, 4))) == [-97, -96, 3, 4, 103]

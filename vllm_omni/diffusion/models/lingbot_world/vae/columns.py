@@ -69,14 +69,84 @@ WHOLE_FRAME = Columns()
 
 
 @dataclass(frozen=True, slots=True)
-class HaloExchange:
-    """What a shard needs of the ranks beside it. Every rank makes the same calls in order.
+class ColumnShard(Columns):
+    """This rank's columns: the neighbours' stand where zeros would.
+
+    Works at every resolution of the coders: the width of what it is given says which one. Every
+    rank makes the same calls in order.
 
     Attributes:
         group: ranks that share a frame, counted from the left.
+        latent_width: latent columns of the whole frame.
     """
 
     group: RankGroup
+    latent_width: int
+
+    width_padding = 0
+
+    @property
+    def slab_latent_width(self) -> int:
+        """Latent columns of one rank, those beyond the frame included."""
+        return -(-self.latent_width // self.group.size)
+
+    @override
+    def own(
+        self, full: Float[Tensor, "time height full_width channels"]
+    ) -> Float[Tensor, "time height width channels"]:
+        slab_width = self.slab_latent_width * (full.shape[2] // self.latent_width)
+        first = self.group.rank * slab_width
+        slab = full.new_zeros(*full.shape[:2], slab_width, full.shape[3])
+        mine = full[:, :, first : first + slab_width]
+        slab[:, :, : mine.shape[2]] = mine
+        return slab
+
+    @override
+    def room(
+        self, time: int, height: int, width: int, like: Float[Tensor, "..."]
+    ) -> tuple[
+        Float[Tensor, "time height wider channels"], Float[Tensor, "time height width channels"]
+    ]:
+        frames = like.new_empty(time, height, width + 2, like.shape[-1])
+        return frames, frames[:, :, 1:-1]
+
+    @override
+    def fill_borders(self, frames: Float[Tensor, "time height wider channels"]) -> None:
+        """Write the neighbours' columns into the borders, and zeros outside the frame."""
+        inside = self._columns_inside(frames.shape[2] - 2)
+        frames[:, :, 1 + inside : -1] = 0
+        left, right = self.swap(frames[:, :, 1:2].contiguous(), frames[:, :, -2:-1].contiguous())
+        frames[:, :, :1] = 0 if left is None else left
+        frames[:, :, -1:] = 0 if right is None else right
+
+    @override
+    def right_and_below(
+        self, slab: Float[Tensor, "time height width channels"]
+    ) -> Float[Tensor, "time taller wider channels"]:
+        time, height, width, channels = slab.shape
+        inside = self._columns_inside(width)
+        frames = slab.new_zeros(time, height + 1, width + 1, channels)
+        own = frames[:, :-1]
+        own[:, :, :inside] = slab[:, :, :inside]
+        _, right = self.swap(own[:, :, :1].contiguous(), own[:, :, width - 1 : width].contiguous())
+        if right is not None:
+            own[:, :, -1:] = right
+        return frames
+
+    @override
+    def gather(
+        self, slab: Shaped[Tensor, "time height width channels"]
+    ) -> Shaped[Tensor, "time height full_width channels"]:
+        """Return the whole frame, cut to its true width."""
+        scale = slab.shape[2] // self.slab_latent_width
+        slabs = self.gather_slabs(slab)
+        full = slabs.permute(1, 2, 0, 3, 4).flatten(2, 3)
+        return full[:, :, : self.latent_width * scale].contiguous()
+
+    def _columns_inside(self, slab_width: int) -> int:
+        """Count the columns of this rank that lie inside the frame."""
+        frame_width = self.latent_width * (slab_width // self.slab_latent_width)
+        return min(slab_width, max(0, frame_width - self.group.rank * slab_width))
 
     def swap(
         self,
@@ -108,7 +178,7 @@ class HaloExchange:
                 work.wait()
         return from_left, from_right
 
-    def gather(self, slab: Shaped[Tensor, "..."]) -> Shaped[Tensor, "size ..."]:
+    def gather_slabs(self, slab: Shaped[Tensor, "..."]) -> Shaped[Tensor, "size ..."]:
         """Return the slabs of all ranks, in order, on every rank."""
         if self.group.size == 1:
             return slab[None]
@@ -120,86 +190,3 @@ class HaloExchange:
         self, send_or_receive: Callable[..., object], tensor: Tensor, peer: int
     ) -> dist.P2POp:
         return dist.P2POp(send_or_receive, tensor, group=self.group.group, group_peer=peer)
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnShard(Columns):
-    """This rank's columns: the neighbours' stand where zeros would.
-
-    Works at every resolution of the coders: the width of what it is given says which one.
-
-    Attributes:
-        latent_width: latent columns of the whole frame.
-    """
-
-    exchange: HaloExchange
-    latent_width: int
-
-    width_padding = 0
-
-    @property
-    def slab_latent_width(self) -> int:
-        """Latent columns of one rank, those beyond the frame included."""
-        return -(-self.latent_width // self.exchange.group.size)
-
-    @override
-    def own(
-        self, full: Float[Tensor, "time height full_width channels"]
-    ) -> Float[Tensor, "time height width channels"]:
-        slab_width = self.slab_latent_width * (full.shape[2] // self.latent_width)
-        first = self.exchange.group.rank * slab_width
-        slab = full.new_zeros(*full.shape[:2], slab_width, full.shape[3])
-        mine = full[:, :, first : first + slab_width]
-        slab[:, :, : mine.shape[2]] = mine
-        return slab
-
-    @override
-    def room(
-        self, time: int, height: int, width: int, like: Float[Tensor, "..."]
-    ) -> tuple[
-        Float[Tensor, "time height wider channels"], Float[Tensor, "time height width channels"]
-    ]:
-        frames = like.new_empty(time, height, width + 2, like.shape[-1])
-        return frames, frames[:, :, 1:-1]
-
-    @override
-    def fill_borders(self, frames: Float[Tensor, "time height wider channels"]) -> None:
-        """Write the neighbours' columns into the borders, and zeros outside the frame."""
-        inside = self._columns_inside(frames.shape[2] - 2)
-        frames[:, :, 1 + inside : -1] = 0
-        left, right = self.exchange.swap(
-            frames[:, :, 1:2].contiguous(), frames[:, :, -2:-1].contiguous()
-        )
-        frames[:, :, :1] = 0 if left is None else left
-        frames[:, :, -1:] = 0 if right is None else right
-
-    @override
-    def right_and_below(
-        self, slab: Float[Tensor, "time height width channels"]
-    ) -> Float[Tensor, "time taller wider channels"]:
-        time, height, width, channels = slab.shape
-        inside = self._columns_inside(width)
-        frames = slab.new_zeros(time, height + 1, width + 1, channels)
-        own = frames[:, :-1]
-        own[:, :, :inside] = slab[:, :, :inside]
-        _, right = self.exchange.swap(
-            own[:, :, :1].contiguous(), own[:, :, width - 1 : width].contiguous()
-        )
-        if right is not None:
-            own[:, :, -1:] = right
-        return frames
-
-    @override
-    def gather(
-        self, slab: Shaped[Tensor, "time height width channels"]
-    ) -> Shaped[Tensor, "time height full_width channels"]:
-        """Return the whole frame, cut to its true width."""
-        scale = slab.shape[2] // self.slab_latent_width
-        slabs = self.exchange.gather(slab)
-        full = slabs.permute(1, 2, 0, 3, 4).flatten(2, 3)
-        return full[:, :, : self.latent_width * scale].contiguous()
-
-    def _columns_inside(self, slab_width: int) -> int:
-        """Count the columns of this rank that lie inside the frame."""
-        frame_width = self.latent_width * (slab_width // self.slab_latent_width)
-        return min(slab_width, max(0, frame_width - self.exchange.group.rank * slab_width))

@@ -18,16 +18,16 @@ COLOURS = 3
 LEVELS = 4
 """Resolutions of the coder: three halvings make the factor of eight."""
 
-_FIXED: Mapping[str, tuple[object, ...]] = {
-    "attn_scales": ([],),
-    "is_residual": (False,),
-    "patch_size": (None,),
-    "in_channels": (COLOURS,),
-    "out_channels": (COLOURS,),
-    "scale_factor_temporal": (TEMPORAL_FACTOR,),
-    "scale_factor_spatial": (SPATIAL_FACTOR,),
+_FIXED: Mapping[str, object] = {
+    "attn_scales": [],
+    "is_residual": False,
+    "patch_size": None,
+    "in_channels": COLOURS,
+    "out_channels": COLOURS,
+    "scale_factor_temporal": TEMPORAL_FACTOR,
+    "scale_factor_spatial": SPATIAL_FACTOR,
 }
-"""Optional fields and the values that the Wan 2.1 kind may give them."""
+"""Optional fields and the value of each in the Wan 2.1 kind."""
 
 
 class VaeConfig(BaseModel, frozen=True, allow_inf_nan=False):
@@ -99,9 +99,9 @@ class VaeConfig(BaseModel, frozen=True, allow_inf_nan=False):
 def _refuse_other_kinds(raw: Mapping[str, object]) -> None:
     if raw.get("_class_name") != CLASS_NAME:
         raise _refusal(str(_wrong("_class_name", f"be {CLASS_NAME}", raw.get("_class_name"))))
-    for name, allowed in _FIXED.items():
-        if name in raw and _plain(raw[name]) not in allowed:
-            raise _refusal(str(_wrong(name, f"be {shown(allowed[0])}", raw[name])))
+    for name, wanted in _FIXED.items():
+        if name in raw and _plain(raw[name]) != wanted:
+            raise _refusal(str(_wrong(name, f"be {shown(wanted)}", raw[name])))
     known = {*_FIXED, *VaeConfig.model_fields, "dropout"}
     unknown = [n for n in raw if not n.startswith("_") and n not in known]
     if unknown:

@@ -1,4 +1,4 @@
-"""Convolutions of the Wan VAE, with the choice of kernel made once.
+"""Convolutions of the Wan VAE.
 
 Activations are ``[time, height, width, channels]``, contiguous: one sample, channels last. A
 causal convolution sees its own frame and two earlier ones. Its history is a parameter and a
@@ -21,8 +21,6 @@ KERNEL = 3
 HISTORY_FRAMES = KERNEL - 1
 
 
-Conv2d = Callable[[Tensor, Tensor, Tensor, tuple[int, int], int], Tensor]
-"""Input and weight (channels second), bias, padding of rows and columns, stride."""
 WriteInput = Callable[[Tensor, Tensor], object]
 """Writes what a convolution reads of new frames (first) into their place (second)."""
 
@@ -91,7 +89,6 @@ class StackedKernel:
 
     weight: Float[Tensor, "out_channels stacked_channels 3 3"]
     bias: Float[Tensor, " out_channels"]
-    conv2d: Conv2d
 
     def __call__(
         self, padded: Float[Tensor, "padded_time height width in_channels"], width_padding: int, /
@@ -103,7 +100,7 @@ class StackedKernel:
         # Frame by frame, so that the stack stays small; its sums are those of a single call.
         for first in range(len(frames) - HISTORY_FRAMES):
             stack = torch.cat(frames[first : first + KERNEL], dim=-1)[None]
-            outputs.append(_channels_last(self.conv2d, stack, self.weight, self.bias, padding))
+            outputs.append(_conv2d(stack, self.weight, self.bias, padding))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -148,7 +145,7 @@ class CausalConv3d(Preparable):
         if path is ConvPath.STACKED:
             self.weight, memory = _time_before_channels(self.weight)
             weight = memory.flatten(3).permute(0, 3, 1, 2)
-            self._kernel = StackedKernel(weight, self.bias.detach(), _choose_conv2d(weight))
+            self._kernel = StackedKernel(weight, self.bias.detach())
         else:
             self.weight = _frozen(_channels_innermost(self.weight))
             self._kernel = Conv3dKernel(self.weight.detach(), self.bias.detach())
@@ -233,12 +230,10 @@ class SpatialConv(Preparable):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, KERNEL, KERNEL))
         self.bias = nn.Parameter(torch.empty(out_channels))
-        self._conv2d: Conv2d | None = None
 
     def prepare(self, _path: ConvPath, /) -> None:
         """Arrange the weight; every path convolves single frames alike."""
         self.weight = _frozen(_channels_innermost(self.weight))
-        self._conv2d = _choose_conv2d(self.weight)
 
     def forward(
         self,
@@ -247,51 +242,28 @@ class SpatialConv(Preparable):
         stride: int = 1,
     ) -> Float[Tensor, "time out_height out_width out_channels"]:
         """Convolve each frame, with zeros around it as ``padding`` (rows, columns) says."""
-        assert self._conv2d is not None, "prepare() comes before the first call"
-        return _channels_last(self._conv2d, x, self.weight, self.bias, padding, stride)
+        return _conv2d(x, self.weight, self.bias, padding, stride)
 
 
-def _library_conv2d(
-    x: Float[Tensor, "time in_channels height width"],
-    weight: Float[Tensor, "out_channels in_channels 3 3"],
-    bias: Float[Tensor, " out_channels"],
-    padding: tuple[int, int],
-    stride: int,
-) -> Float[Tensor, "time out_channels out_height out_width"]:
-    return F.conv2d(x, weight, bias, stride=stride, padding=padding)
-
-
-def _onednn_conv2d(
-    x: Float[Tensor, "time in_channels height width"],
-    weight: Float[Tensor, "out_channels in_channels 3 3"],
-    bias: Float[Tensor, " out_channels"],
-    padding: tuple[int, int],
-    stride: int,
-) -> Float[Tensor, "time out_channels out_height out_width"]:
-    return torch.mkldnn_convolution(x, weight, bias, padding, (stride, stride), (1, 1), 1)
-
-
-def _choose_conv2d(weight: Float[Tensor, "..."]) -> Conv2d:
-    """Choose the kernel of the channels-last convolutions.
-
-    For float32 on a processor the library changes kernels at a certain input size. A slab of a
-    frame must sum in the order of the whole frame, so the kernel is named there.
-    """
-    processor = weight.device.type == "cpu" and weight.dtype == torch.float32
-    if processor and torch.backends.mkldnn.is_available():
-        return _onednn_conv2d
-    return _library_conv2d
-
-
-def _channels_last(
-    conv2d: Conv2d,
+def _conv2d(
     x: Float[Tensor, "time height width in_channels"],
     weight: Float[Tensor, "out_channels in_channels 3 3"],
     bias: Float[Tensor, " out_channels"],
     padding: tuple[int, int],
     stride: int = 1,
 ) -> Float[Tensor, "time out_height out_width out_channels"]:
-    output = conv2d(x.permute(0, 3, 1, 2), weight, bias, padding, stride)
+    """Convolve each frame.
+
+    For float32 on a processor the library changes kernels at a certain input size. A slab of a
+    frame must sum in the order of the whole frame, so the kernel is named there.
+    """
+    channels_second = x.permute(0, 3, 1, 2)
+    processor = weight.device.type == "cpu" and weight.dtype == torch.float32
+    if processor and torch.backends.mkldnn.is_available():
+        both = (stride, stride)
+        output = torch.mkldnn_convolution(channels_second, weight, bias, padding, both, (1, 1), 1)
+    else:
+        output = F.conv2d(channels_second, weight, bias, stride=stride, padding=padding)
     return output.permute(0, 2, 3, 1).contiguous()
 
 
