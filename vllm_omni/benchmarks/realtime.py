@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vllm_omni.benchmarks import report
 from vllm_omni.benchmarks.metrics import Basis, ChunkRecord, aggregate_metrics, compute_metrics
-from vllm_omni.benchmarks.report import RunDescription, SessionResult
+from vllm_omni.benchmarks.report import SessionResult
 from vllm_omni.benchmarks.session import (
     BenchmarkError,
     SessionOptions,
@@ -220,18 +220,14 @@ def _basis(args: argparse.Namespace, workload: Workload) -> Basis:
 
 
 def _config(args: argparse.Namespace, workload: Workload) -> dict[str, object]:
-    return {
+    typed = ("warmup_sessions", "warmup_chunks", "chunk_slo_ms", "playback_buffer_chunks",
+             "concurrency", "arrival_rate")  # fmt: skip
+    return {name: vars(args)[name] for name in typed} | {
         "sessions": _session_count(args),
-        "warmup_sessions": args.warmup_sessions,
-        "warmup_chunks": args.warmup_chunks,
         "camera_pattern": workload.camera_pattern,
-        "chunk_slo_ms": args.chunk_slo_ms,
         "target_fps": args.target_fps or workload.fps,
         "mux_fps": workload.fps,
-        "playback_buffer_chunks": args.playback_buffer_chunks,
         "workload_file": None if args.workload is None else str(args.workload),
-        "concurrency": args.concurrency,
-        "arrival_rate": args.arrival_rate,
         "arrival_process": None if args.arrival_rate is None else args.arrival_process,
     }
 
@@ -262,9 +258,10 @@ def _run(args: argparse.Namespace) -> None:
         workload, min(int(str(m["steady_chunks"])) for m in per_session), args.warmup_chunks
     ):
         print(f"WARNING: {text}", file=sys.stderr)
-    run = RunDescription(endpoint, args.model, workload, _config(args, workload))
     if args.output_json is not None:
-        text = report.report_json(run, results, per_session, total)
+        config = _config(args, workload)
+        described = {"endpoint": endpoint, "model": args.model, "config": config}
+        text = report.report_json(described, workload, results, per_session, total)
         _write(args.output_json, text.encode())
     if args.save_video is not None:
         _write(args.save_video, results[-1].video)

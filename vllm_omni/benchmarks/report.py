@@ -34,37 +34,30 @@ class SessionResult:
     video: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RunDescription:
-    """What was measured, for the record."""
-
-    endpoint: str
-    model: str | None
-    workload: Workload
-    config: Mapping[str, object]
-
-
 def report_json(
-    run: RunDescription,
+    described: Mapping[str, object],
+    workload: Workload,
     results: Sequence[SessionResult],
     per_session: Sequence[Mapping[str, object]],
     total: Mapping[str, object],
 ) -> str:
-    """The whole result as text: sorted keys, indent 2, final newline."""
+    """The whole result as text: sorted keys, indent 2, final newline.
+
+    Args:
+        described: where and how the run was made: ``endpoint``, ``model`` and ``config``.
+    """
     content = {
         "benchmark": "lingbot_world_realtime",
         "timestamp": datetime.now(UTC).isoformat(),
-        "endpoint": run.endpoint,
-        "model": run.model,
+        **described,
         "git_revision": git_revision(),
         "hostname": socket.gethostname(),
-        "workload": _workload_json(run.workload),
-        "config": dict(run.config),
+        "workload": _workload_json(workload),
         "sessions": [
             _session_json(result, metrics)
             for result, metrics in zip(results, per_session, strict=True)
         ],
-        "metrics": dict(total),
+        "metrics": total,
     }
     return json.dumps(content, sort_keys=True, indent=2) + "\n"
 
@@ -90,7 +83,7 @@ def _session_json(result: SessionResult, metrics: Mapping[str, object]) -> dict[
         "start_offset_s": result.start_offset_s,
         "video_start_ms": result.video_start_s * 1000.0,
         "chunks": [asdict(chunk) for chunk in result.chunks],
-        "metrics": dict(metrics),
+        "metrics": metrics,
     }
 
 

@@ -8,7 +8,7 @@ import io
 import json
 import mimetypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from vllm_omni.client import address
@@ -33,12 +33,6 @@ CAMERA_PATTERNS = ("forward", "hold", "orbit")
 
 CameraScript = tuple[tuple[tuple[str, ...], ...], ...]
 """Keys held, by chunk and latent frame."""
-
-_FILE_KEYS = frozenset({
-    "prompt", "image", "image_reference", "num_chunks", "camera_action_script", "camera_pattern",
-    "width", "height", "fps", "seed", "flow_shift", "negative_prompt", "prompt_updates",
-    "extra_params",
-})  # fmt: skip
 
 
 class WorkloadError(ValueError):
@@ -184,19 +178,18 @@ def load_workload(
     values.pop("num_chunks", None)
     updates = tuple(_prompt_update(row) for row in _rows(values.pop("prompt_updates", [])))
     try:
-        workload = Workload(num_chunks=len(script), camera_action_script=script, **values)  # pyright: ignore[reportArgumentType]
+        return Workload(len(script), script, prompt_updates=updates, **values)  # pyright: ignore[reportArgumentType]
     except TypeError as error:
         raise WorkloadError(f"workload: {error}") from error
-    return replace(workload, prompt_updates=updates)
 
 
 def _read_file(path: Path) -> dict[str, object]:
     values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise WorkloadError(f"{path}: a workload is a JSON object, got {type(values).__name__}")
-    unknown = sorted(values.keys() - _FILE_KEYS)
-    if unknown:
-        raise WorkloadError(f"{path}: unknown keys {unknown}; known: {sorted(_FILE_KEYS)}")
+    known = {"image_reference", *(one.name for one in fields(Workload))}
+    if unknown := sorted(values.keys() - known):
+        raise WorkloadError(f"{path}: unknown keys {unknown}; known: {sorted(known)}")
     reference = values.pop("image_reference", None)
     if isinstance(reference, dict):
         reference = reference.get("image_url")

@@ -1,5 +1,6 @@
 """Clients that open connections and say nothing cost a place that anybody else gets at once."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -47,12 +48,12 @@ SILENCES = {
 }
 
 
-class FakeConnection:
+class FakeConnection(asyncio.WriteTransport):
     """A connection without a wire, which notes that it was cut off."""
 
     aborted = False
 
-    def cut_off(self) -> None:
+    def abort(self) -> None:
         self.aborted = True
 
 

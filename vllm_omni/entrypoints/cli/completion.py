@@ -6,26 +6,9 @@ vllm-omni completion fish | source
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from vllm_omni.entrypoints.cli.main import COMMANDS, parser_of
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One flag or positional word of a sub-command, as a shell needs to know it.
-
-    Attributes:
-        names: spellings of a flag; none for a positional word.
-        words: values that it takes, where it takes only some.
-        takes_value: whether a word follows the flag.
-    """
-
-    names: tuple[str, ...]
-    words: tuple[str, ...]
-    takes_value: bool
-    help: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,22 +23,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def options_of(name: str) -> list[Option]:
+def options_of(name: str) -> list[argparse.Action]:
     """What a sub-command's parser takes, without spellings that its help hides."""
     actions = parser_of(name)._actions  # noqa: SLF001
-    return [_option(action) for action in actions if action.help != argparse.SUPPRESS]
+    return [action for action in actions if action.help != argparse.SUPPRESS]
 
 
-def _option(action: argparse.Action) -> Option:
-    text = (action.help or "").replace("%%", "%")
-    words = tuple(str(word) for word in action.choices or ())
-    metavar = action.metavar if isinstance(action.metavar, str) else ""
-    if not words and metavar.startswith("{"):
-        words = tuple(metavar.strip("{}").split(","))
-    return Option(tuple(action.option_strings), words, action.nargs != 0, text)
+def _values(option: argparse.Action) -> str:
+    """Values that a flag or a positional word takes, blank where any will do."""
+    metavar = option.metavar
+    if option.choices is None and isinstance(metavar, str) and metavar.startswith("{"):
+        return metavar.strip("{}").replace(",", " ")
+    return " ".join(map(str, option.choices or ()))
 
 
-Options = dict[str, list[Option]]
+Options = dict[str, list[argparse.Action]]
 
 
 def _bash(options: Options) -> str:
@@ -64,11 +46,11 @@ def _bash(options: Options) -> str:
         "_vllm_omni() {",
         '  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=""',
         '  case "$COMP_CWORD:${COMP_WORDS[1]}:$before" in',
-        f'    1:*) words="{_spaced(COMMANDS)} --help --version" ;;',
-        *(f'    *:{command}:{name}) words="{_spaced(option.words)}" ;;'
+        f'    1:*) words="{" ".join(COMMANDS)} --help --version" ;;',
+        *(f'    *:{command}:{name}) words="{_values(option)}" ;;'
           for command, option in _with_value(options)
-          for name in [f"|*:{command}:".join(option.names)]),
-        *(f'    *:{command}:*) words="{_spaced(_first_words(found))}" ;;'
+          for name in [f"|*:{command}:".join(option.option_strings)]),
+        *(f'    *:{command}:*) words="{" ".join(_first_words(found))}" ;;'
           for command, found in options.items()),
         "  esac",
         '  COMPREPLY=($(compgen -W "$words" -- "$word"))',
@@ -97,13 +79,13 @@ def _fish(options: Options) -> str:
         for option in found:
             flags = " ".join(f"-{'l' if n[:2] == '--' else 's'} {n.lstrip('-')}"
                              if n[:2] == "--" or len(n) == 2 else f"-o {n[1:]}"
-                             for n in option.names)  # fmt: skip
-            if option.words:
-                values = f"{'-x ' if flags else '-f '}-a {_quoted(_spaced(option.words))}"
+                             for n in option.option_strings)  # fmt: skip
+            if words := _values(option):
+                values = f"{'-x ' if flags else '-f '}-a {_quoted(words)}"
             else:
-                values = "-r" if option.takes_value and flags else ""
+                values = "-r" if option.nargs != 0 and flags else ""
             if flags or values:
-                told = f"-d {_quoted(option.help)}" if option.help else ""
+                told = f"-d {_quoted(option.help.replace('%%', '%'))}" if option.help else ""
                 lines.append(" ".join(filter(None, (start, flags, values, told))))
     return "\n".join(lines)
 
@@ -111,22 +93,19 @@ def _fish(options: Options) -> str:
 _SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}
 
 
-def _with_value(options: Options) -> Iterator[tuple[str, Option]]:
+def _with_value(options: Options) -> Iterator[tuple[str, argparse.Action]]:
     """Flags that a value follows; one without known values completes file names."""
     for command, found in options.items():
         for option in found:
-            if option.names and option.takes_value:
+            if option.option_strings and option.nargs != 0:
                 yield command, option
 
 
-def _first_words(found: Sequence[Option]) -> list[str]:
+def _first_words(found: Sequence[argparse.Action]) -> list[str]:
     """Words that may stand where no value is due: flags, and values of positional words."""
-    flags = [name for option in found for name in option.names]
-    return flags + [word for option in found if not option.names for word in option.words]
-
-
-def _spaced(words: Iterable[str]) -> str:
-    return " ".join(words)
+    flags = [name for option in found for name in option.option_strings]
+    places = [option for option in found if not option.option_strings]
+    return flags + [words for option in places if (words := _values(option))]
 
 
 def _quoted(text: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -82,27 +83,22 @@ _AFTER_WRITE: dict[str, WriteState] = {
 }
 
 
+@dataclass(slots=True)
 class SocketState:
-    """States of both directions of one socket; changed only by the methods below."""
+    """States of both directions of one socket; changed only by the methods below.
 
-    def __init__(self) -> None:
-        self._reading = ReadState.WAIT_START
-        self._writing = WriteState.WAIT_START
+    Attributes:
+        reading: what the client may say next.
+        writing: what the server may say next.
+    """
 
-    @property
-    def reading(self) -> ReadState:
-        """What the client may say next."""
-        return self._reading
-
-    @property
-    def writing(self) -> WriteState:
-        """What the server may say next."""
-        return self._writing
+    reading: ReadState = ReadState.WAIT_START
+    writing: WriteState = WriteState.WAIT_START
 
     @property
     def ended(self) -> bool:
         """Whether the session is over."""
-        return self._writing is WriteState.ENDED
+        return self.writing is WriteState.ENDED
 
     def received(self, message_type: str) -> None:
         """Note a message of the client, before it is acted on.
@@ -110,13 +106,13 @@ class SocketState:
         Raises:
             InvalidRequestError: not legal now; answer it with an ``error``. Nothing has changed.
         """
-        expected = READABLE[self._reading]
+        expected = READABLE[self.reading]
         if message_type not in expected:
-            raise InvalidRequestError(_out_of_turn("client", self._reading, expected, message_type))
+            raise InvalidRequestError(_out_of_turn("client", self.reading, expected, message_type))
         if message_type == "session.start":
-            self._reading, self._writing = ReadState.WAIT_VIDEO, WriteState.WAIT_VIDEO
+            self.reading, self.writing = ReadState.WAIT_VIDEO, WriteState.WAIT_VIDEO
         elif message_type == "session.stop":
-            self._reading = ReadState.STOPPING
+            self.reading = ReadState.STOPPING
 
     def sending(self, message_type: str) -> None:
         """Note a message of the server, before it is sent; :data:`BINARY` for video bytes.
@@ -124,19 +120,19 @@ class SocketState:
         Raises:
             SocketStateError: not legal now; the message must not be sent. Nothing has changed.
         """
-        expected = WRITABLE[self._writing]
+        expected = WRITABLE[self.writing]
         if message_type not in expected:
-            raise SocketStateError(_out_of_turn("server", self._writing, expected, message_type))
+            raise SocketStateError(_out_of_turn("server", self.writing, expected, message_type))
         if message_type in _AFTER_WRITE:
-            self._writing = _AFTER_WRITE[message_type]
-        if message_type == "video.start" and self._reading is ReadState.WAIT_VIDEO:
-            self._reading = ReadState.OPEN
-        if self._writing is WriteState.ENDED:
-            self._reading = ReadState.ENDED
+            self.writing = _AFTER_WRITE[message_type]
+        if message_type == "video.start" and self.reading is ReadState.WAIT_VIDEO:
+            self.reading = ReadState.OPEN
+        if self.writing is WriteState.ENDED:
+            self.reading = ReadState.ENDED
 
     def end(self) -> None:
         """The socket closes now, after a final ``error`` or because the client has gone."""
-        self._reading, self._writing = ReadState.ENDED, WriteState.ENDED
+        self.reading, self.writing = ReadState.ENDED, WriteState.ENDED
 
 
 def _out_of_turn(side: str, state: StrEnum, expected: frozenset[str], got: str) -> str:

@@ -8,8 +8,8 @@ the longest debtor first, as soon as somebody else needs the place.
 from __future__ import annotations
 
 import resource
+from asyncio import WriteTransport
 from enum import Enum
-from typing import Protocol, runtime_checkable
 
 from vllm_omni.logger import OnceAMinute, get_logger
 
@@ -32,15 +32,6 @@ class Debt(Enum):
     NOTHING = "nothing"
 
 
-@runtime_checkable
-class Connection(Protocol):
-    """One connection, as far as it can be ended."""
-
-    def cut_off(self) -> None:
-        """End it at once; what was not sent is lost."""
-        ...
-
-
 class OpenConnections:
     """All connections of a server. Used on its event loop.
 
@@ -54,15 +45,15 @@ class OpenConnections:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.accepted_at_once = max(min(limit // _ACCEPTED_SHARE, _MOST_ACCEPTED), 1)
-        self._debts: dict[Connection, Debt] = {}
-        self._debtors: dict[Connection, None] = {}
+        self._debts: dict[WriteTransport, Debt] = {}
+        self._debtors: dict[WriteTransport, None] = {}
         self._cut_off = self._refused = 0
         self._tells = OnceAMinute()
 
     def __len__(self) -> int:
         return len(self._debts)
 
-    def opened(self, connection: Connection, debt: Debt) -> bool:
+    def opened(self, connection: WriteTransport, debt: Debt) -> bool:
         """Take in a new connection, in the place of the longest debtor where all are taken.
 
         Returns:
@@ -76,7 +67,7 @@ class OpenConnections:
         self.owes(connection, debt)
         return True
 
-    def owes(self, connection: Connection, debt: Debt) -> None:
+    def owes(self, connection: WriteTransport, debt: Debt) -> None:
         """Note what the client of a connection owes from here on; a new debt begins its time."""
         if self._debts.get(connection, debt) is debt:
             return
@@ -85,7 +76,7 @@ class OpenConnections:
         if debt is not Debt.NOTHING:
             self._debtors[connection] = None
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: WriteTransport) -> None:
         """Forget a connection; one that is not known is no error."""
         self._debts.pop(connection, None)
         self._debtors.pop(connection, None)
@@ -95,7 +86,7 @@ class OpenConnections:
             return False
         longest = next(iter(self._debtors))
         self.closed(longest)
-        longest.cut_off()
+        longest.abort()
         self._cut_off += 1
         self._log()
         return True

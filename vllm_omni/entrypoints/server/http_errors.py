@@ -51,9 +51,6 @@ _STATUSES: tuple[tuple[type[OmniError], int], ...] = (
     (WorkerFailedError, 503),
     (WorkerRestartedError, 503),
 )
-_UNAVAILABLE = 503
-_METHOD_NOT_ALLOWED = 405
-_UNPROCESSABLE = 422
 
 
 class ErrorDetails(BaseModel):
@@ -160,7 +157,7 @@ def error_answer(
     """Answer with :func:`error_body`, the id of the request, and any other headers."""
     # The id is set here, too: what the framework catches last is answered outside all middleware.
     sent = {**headers, HEADER: current_request_id()}
-    if status == _UNAVAILABLE:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
         sent["Retry-After"] = _RETRY_AFTER_S
     return JSONResponse(error_body(status, message, kind=kind, field=field), status, headers=sent)
 
@@ -170,7 +167,7 @@ async def answer_http_exception(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException), "registered for this class"
     headers = dict(error.headers or {})
     text = error.detail
-    if error.status_code == _METHOD_NOT_ALLOWED and "Allow" in headers:
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and "Allow" in headers:
         text = f"{text}; this route takes {headers['Allow']}"
     return error_answer(error.status_code, text, headers=headers)
 
@@ -181,7 +178,7 @@ async def answer_wrong_parameters(_: Request, error: Exception) -> JSONResponse:
     first = problem(error.errors()[0])
     place, *path = first.path
     field = ".".join(path) or place
-    return error_answer(_UNPROCESSABLE, f"{field}: {first.text}", field=field)
+    return error_answer(422, f"{field}: {first.text}", field=field)
 
 
 class OneErrorShape:

@@ -17,8 +17,6 @@ from vllm_omni.entrypoints.server.http_errors import ANY_REFUSAL, refusals
 from vllm_omni.entrypoints.server.protocol import Capabilities
 from vllm_omni.entrypoints.server.state import ServerState
 
-_UNAVAILABLE = 503
-
 
 class Health(BaseModel):
     """Whether sessions can be served, and why not."""
@@ -45,7 +43,7 @@ def operations_router(state: ServerState) -> APIRouter:
     router = APIRouter(responses=ANY_REFUSAL)
     created = int(time.time())
 
-    @router.get("/health", response_model=Health, responses={_UNAVAILABLE: _UNHEALTHY})
+    @router.get("/health", response_model=Health, responses={503: _UNHEALTHY})
     async def health() -> JSONResponse:
         """Readiness: 200 once sessions can be served, else 503 with the reason."""
         engine = state.client.engine
@@ -55,7 +53,7 @@ def operations_router(state: ServerState) -> APIRouter:
             reason=reason,
             quarantined_failures=engine.quarantined,
         )
-        status = 200 if reason is None else _UNAVAILABLE
+        status = 200 if reason is None else 503
         return JSONResponse(found.model_dump(exclude_none=True), status)
 
     @router.get("/ping", response_class=Response)

@@ -26,6 +26,7 @@ from vllm_omni.entrypoints.engine_client import EventQueue
 from vllm_omni.entrypoints.server.channel import ClientGoneError, ClientTooSlowError, SocketChannel
 from vllm_omni.entrypoints.server.http_errors import count_refusal, refusals_counted
 from vllm_omni.entrypoints.server.protocol import (
+    ControlMessage,
     SessionDone,
     SessionInteraction,
     SessionPing,
@@ -316,9 +317,7 @@ class RealtimeVideoSession:
             except InvalidRequestError as error:
                 await self._channel.send_error(error, request_id=self._request_id)
 
-    async def _obey(
-        self, message: SessionPing | SessionStop | SessionInteraction | SessionReset
-    ) -> None:
+    async def _obey(self, message: ControlMessage) -> None:
         match message:
             case SessionPing():
                 self._progressed()

@@ -19,7 +19,6 @@ logger = get_logger(__name__)
 
 _PREFIX = "vllm-omni-videos-"
 _PROBE_BYTES = 4096
-_UNAVAILABLE = 503
 
 
 class VideoStore:
@@ -70,7 +69,7 @@ class VideoStore:
             raise self._refusal("no video can be stored", error) from None
         if free < num_bytes:
             raise HttpRefusalError(
-                _UNAVAILABLE,
+                503,
                 f"no video can be stored: it needs about {num_bytes} bytes, the storage of this "
                 f"server has {free}",
             )
@@ -121,9 +120,7 @@ class VideoStore:
     def _refusal(self, what: str, error: OSError) -> HttpRefusalError:
         # Clients learn the reason and the setting; the log the folder as well.
         logger.error("%s in %s: %s", what, self.place, reason(error))
-        return HttpRefusalError(
-            _UNAVAILABLE, f"{what}: {reason(error)} (storage, {envs.storage_path.name})"
-        )
+        return HttpRefusalError(503, f"{what}: {reason(error)} (storage, {envs.storage_path.name})")
 
 
 def _root() -> Path:

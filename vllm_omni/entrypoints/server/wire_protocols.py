@@ -62,7 +62,7 @@ class HttpProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A client is there; it has to say what it wants."""
         super().connection_made(transport)
-        if self._open.opened(self, Debt.REQUEST):
+        if self._open.opened(transport, Debt.REQUEST):
             self._note(Debt.REQUEST)
         else:
             self._refuse(503, "too many connections are open; try again later")
@@ -82,10 +82,6 @@ class HttpProtocol(H11Protocol):
         super().on_response_complete()
         self._watch_unread()
         self._note(self._owed())
-
-    def cut_off(self) -> None:
-        """End the connection; somebody else needs its place."""
-        self.transport.abort()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Another protocol goes on with the connection, and counts it itself."""
@@ -146,7 +142,7 @@ class HttpProtocol(H11Protocol):
     def _note(self, debt: Debt) -> None:
         if self.transport.get_protocol() is not self:  # A socket by now.
             return
-        self._open.owes(self, debt)
+        self._open.owes(self.transport, debt)
         owes = (debt, self._is_answered)
         if self._owes == owes:
             return
@@ -163,7 +159,7 @@ class HttpProtocol(H11Protocol):
         return _REST_TIMEOUT_S if debt is Debt.BODY and self._is_answered else None
 
     def _leave(self) -> None:
-        self._open.closed(self)
+        self._open.closed(self.transport)
         self._debt_timer = _cancelled(self._debt_timer)
         self._unread_timer = _cancelled(self._unread_timer)
 
@@ -206,12 +202,8 @@ class VideoSocketProtocol(WebSocketsSansIOProtocol):
         sending = transport.get_extra_info("socket")
         if sending.family != socket.AF_UNIX:
             sending.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        if not self._open.opened(self, Debt.START):
+        if not self._open.opened(self.transport, Debt.START):
             self.transport.abort()
-
-    def cut_off(self) -> None:
-        """End the connection; somebody else needs its place."""
-        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client: frames, of which the smallest take thousands of times their work."""
@@ -248,7 +240,7 @@ class VideoSocketProtocol(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """A whole message has come: whether it is a good one, the session says."""
-        self._open.owes(self, Debt.NOTHING)
+        self._open.owes(self.transport, Debt.NOTHING)
         super().send_receive_event_to_app()
 
     async def run_asgi(self) -> None:
@@ -259,7 +251,7 @@ class VideoSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, which is gone."""
-        self._open.closed(self)
+        self._open.closed(self.transport)
         self._end_timer = _cancelled(self._end_timer)
         super().connection_lost(exc)
 
