@@ -5,12 +5,10 @@ from vllm_omni.benchmarks.workload import (
     Workload,
     WorkloadError,
     build_camera_script,
-    chunk_frame_count,
     chunks_for_frames,
     frames_for_chunks,
     image_url,
     load_workload,
-    prompt_interaction,
     session_start,
 )
 
@@ -19,11 +17,9 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "build_camera_script",
-    "chunk_frame_count",
     "chunks_for_frames",
     "frames_for_chunks",
     "image_url",
     "load_workload",
-    "prompt_interaction",
     "session_start",
 ]

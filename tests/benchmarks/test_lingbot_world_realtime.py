@@ -20,9 +20,9 @@ from vllm_omni.benchmarks.session import (
 from vllm_omni.benchmarks.workload import (
     PromptUpdate,
     Workload,
-    chunk_frame_count,
     load_workload,
 )
+from vllm_omni.diffusion.geometry import chunk_pixel_frames
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu, pytest.mark.timing]
 
@@ -276,7 +276,7 @@ class TestSocket:
 async def whole_rollout(peer: Peer):
     await peer.video_start()
     for index in range(workload.chunks_for_frames(peer.start["num_frames"])):
-        await peer.chunk(index, chunk_frame_count(index), b"%d" % index)
+        await peer.chunk(index, chunk_pixel_frames(index), b"%d" % index)
         await asyncio.sleep(0.01)
     await peer.done()
 

@@ -14,7 +14,7 @@ from vllm_omni.benchmarks.metrics import (
     percentile,
     simulate_playback,
 )
-from vllm_omni.benchmarks.workload import chunk_frame_count
+from vllm_omni.diffusion.geometry import chunk_pixel_frames
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -24,7 +24,7 @@ FPS = 16.0
 
 def timeline(arrivals_s: list[float], frames: list[int] | None = None) -> list[ChunkRecord]:
     """Records of chunks that arrived at these times."""
-    frames = frames or [chunk_frame_count(index) for index in range(len(arrivals_s))]
+    frames = frames or [chunk_pixel_frames(index) for index in range(len(arrivals_s))]
     return [
         ChunkRecord(
             index=index,

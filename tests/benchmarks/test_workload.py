@@ -10,12 +10,12 @@ from vllm_omni.benchmarks.workload import (
     Workload,
     WorkloadError,
     build_camera_script,
-    chunk_frame_count,
     chunks_for_frames,
     frames_for_chunks,
     load_workload,
     session_start,
 )
+from vllm_omni.diffusion.geometry import chunk_pixel_frames
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -29,12 +29,12 @@ def rollout(num_chunks: int, **fields: object) -> Workload:
 def test_frames_and_chunks_are_inverse(chunks):
     frames = frames_for_chunks(chunks)
     assert chunks_for_frames(frames) == chunks
-    assert frames == sum(chunk_frame_count(index) for index in range(chunks))
+    assert frames == sum(chunk_pixel_frames(index) for index in range(chunks))
 
 
 def test_known_counts():
     assert (chunks_for_frames(33), chunks_for_frames(81)) == (3, 7)
-    assert [chunk_frame_count(index) for index in range(3)] == [9, 12, 12]
+    assert [chunk_pixel_frames(index) for index in range(3)] == [9, 12, 12]
 
 
 @pytest.mark.parametrize("frames", [8, 10, 20, 22, 80, 0, -3])

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from vllm_omni.benchmarks.metrics import ChunkRecord, Number
 from vllm_omni.benchmarks.report import SessionResult
-from vllm_omni.benchmarks.workload import Workload, prompt_interaction, session_start
+from vllm_omni.benchmarks.workload import Workload, session_start
 from vllm_omni.client import (
     CannotConnectError,
     Chunk,
@@ -130,7 +130,11 @@ class _Session:
         )
         self._chunks.append(record)
         if update := self._updates.get(expected):
-            await self._client.send(prompt_interaction(update))
+            await self._client.interact(
+                {"prompt": update.prompt},
+                transition_chunks=update.transition_chunks,
+                event_id=f"chunk-{expected}",
+            )
         if self._options.on_chunk is not None:
             self._options.on_chunk(record)
 

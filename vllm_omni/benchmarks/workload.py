@@ -16,7 +16,6 @@ from vllm_omni.client.camera import KEYS
 from vllm_omni.diffusion.geometry import (
     LATENT_FRAMES_PER_CHUNK,
     PIXELS_PER_TOKEN,
-    chunk_pixel_frames,
     chunks_of,
     pixel_frames_of,
 )
@@ -46,11 +45,6 @@ class PromptUpdate:
     after_chunk: int
     prompt: str
     transition_chunks: int = DEFAULT_TRANSITION_CHUNKS
-
-    @property
-    def event_id(self) -> str:
-        """Id of the interaction that carries it."""
-        return f"chunk-{self.after_chunk}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +116,6 @@ def chunks_for_frames(num_frames: int) -> int:
     except InvalidRequestError:
         text = f"a rollout has 9 + 12k frames (9, 21, 33, ...), got {num_frames}"
         raise WorkloadError(text) from None
-
-
-def chunk_frame_count(index: int) -> int:
-    """Pixel frames of chunk ``index`` (from 0)."""
-    return chunk_pixel_frames(index)
 
 
 def build_camera_script(pattern: str, num_chunks: int) -> CameraScript:
@@ -298,15 +287,3 @@ def session_start(workload: Workload, *, model: str | None = None) -> dict[str, 
     }
     optional = {"model": model, "negative_prompt": workload.negative_prompt}
     return message | {name: value for name, value in optional.items() if value is not None}
-
-
-def prompt_interaction(update: PromptUpdate) -> dict[str, object]:
-    """The message of a prompt update."""
-    return {
-        "type": "session.interaction",
-        "interaction": {
-            "event_id": update.event_id,
-            "event": {"prompt": update.prompt},
-            "transition_chunks": update.transition_chunks,
-        },
-    }

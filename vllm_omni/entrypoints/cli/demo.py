@@ -7,7 +7,6 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -27,25 +26,6 @@ _SHEET_EVERY = 4
 """Every fourth pixel frame goes onto the contact sheet."""
 
 
-@dataclass(slots=True)
-class _Film:
-    """What is kept of the rollout: a few frames and the time each chunk took."""
-
-    chunk_ms: list[float] = field(default_factory=list)
-    pixel_frames: int = 0
-    picked: list[UInt8[np.ndarray, "height width 3"]] = field(default_factory=list)
-    captions: list[str] = field(default_factory=list)
-
-    def add(self, frames: UInt8[np.ndarray, "frames height width 3"], chunk_ms: float) -> None:
-        """Note the frames of one chunk and how long it took."""
-        for pixels in frames:
-            if self.pixel_frames % _SHEET_EVERY == 0:
-                self.picked.append(pixels)
-                self.captions.append(f"{self.pixel_frames / _FPS:.2f} s")
-            self.pixel_frames += 1
-        self.chunk_ms.append(chunk_ms)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``vllm-omni demo`` to its parser."""
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder of results")
@@ -63,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     num_chunks = chunks_of(args.num_frames)
     geometry = VideoGeometry(args.height, args.width)
     picture = _prepare(args.out, args.scene, geometry, args.num_frames)
-    film = _Film()
+    picked, pixel_frames, chunk_ms = [], 0, []
     video, sheet = args.out / "video.mp4", args.out / "contact_sheet.png"
     with (
         closing(_load_model(args.out)) as omni,
@@ -71,17 +51,20 @@ def run(args: argparse.Namespace) -> int:
     ):
         started = time.perf_counter()
         for frames in _rollout(omni, args, picture):
-            film.add(frames, 1000 * (time.perf_counter() - started))
+            chunk_ms.append(1000 * (time.perf_counter() - started))
+            picked.extend(frames[-pixel_frames % _SHEET_EVERY :: _SHEET_EVERY])
+            pixel_frames += len(frames)
             writer.write(frames)
             print(
-                f"chunk {len(film.chunk_ms)}/{num_chunks}: {len(frames):2d} pixel frames in "
-                f"{film.chunk_ms[-1]:.0f} ms",
+                f"chunk {len(chunk_ms)}/{num_chunks}: {len(frames):2d} pixel frames in "
+                f"{chunk_ms[-1]:.0f} ms",
                 flush=True,
             )
             started = time.perf_counter()
-    contact_sheet(film.picked, captions=film.captions).save(sheet)
-    print(f"wrote {video} ({film.pixel_frames} pixel frames at {_FPS:g} fps) and {sheet}")
-    _summarise(film.chunk_ms)
+    captions = [f"{index * _SHEET_EVERY / _FPS:.2f} s" for index in range(len(picked))]
+    contact_sheet(picked, captions=captions).save(sheet)
+    print(f"wrote {video} ({pixel_frames} pixel frames at {_FPS:g} fps) and {sheet}")
+    _summarise(chunk_ms)
     return 0
 
 

@@ -22,12 +22,9 @@ _KEY_PREFIX = "bearer."
 _PROBES = {"/health", "/ping"}
 """Asked by watchers under any name; they tell nothing of worth to a page."""
 _SCHEME = "bearer"
-_BAD_REQUEST = 400
-_UNAUTHORIZED = 401
-_FORBIDDEN = 403
 _HEADERS = {
-    _BAD_REQUEST: {"Connection": "close"},  # Where its body ends is anybody's guess.
-    _UNAUTHORIZED: {"WWW-Authenticate": _SCHEME.title()},
+    400: {"Connection": "close"},  # Where its body ends is anybody's guess.
+    401: {"WWW-Authenticate": _SCHEME.title()},
 }
 _READING_METHODS = {"GET", "HEAD", "OPTIONS"}
 
@@ -57,14 +54,14 @@ class AccessControl:
         refusal = None
         path = _route_path(scope)
         if "content-length" in headers and "transfer-encoding" in headers:
-            refusal = (_BAD_REQUEST, "has both Content-Length and Transfer-Encoding")
+            refusal = (400, "has both Content-Length and Transfer-Encoding")
         elif path not in _PROBES and not self._host_allowed(headers):
             named = shown(_host_name(headers["host"])).strip('"')
             refusal = _told(
                 f"this server is not known as {named}; start it with --allowed-hosts {named}"
             )
         elif (keys := self._keys_of(path)) and not _has_key(keys, scope, headers):
-            refusal = (_UNAUTHORIZED, "a valid API key is required: Authorization: Bearer KEY")
+            refusal = (401, "a valid API key is required: Authorization: Bearer KEY")
         elif _changes_something(scope) and not self._origin_allowed(headers):
             named = shown(headers["origin"]).strip('"')
             refusal = _told(
@@ -75,7 +72,7 @@ class AccessControl:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             socket = WebSocket(scope, receive, send)
-            await socket.send_denial_response(error_answer(_FORBIDDEN, refusal[1]))
+            await socket.send_denial_response(error_answer(403, refusal[1]))
         else:
             status, message = refusal
             headers = _HEADERS.get(status, {})
@@ -144,7 +141,7 @@ def _route_path(scope: Scope) -> str:
 def _told(text: str) -> tuple[int, str]:
     """A refusal whose words are for whoever reads the answer, and for the log of this server."""
     logger.warning("%s", text)
-    return _FORBIDDEN, text
+    return 403, text
 
 
 def chosen_subprotocol(offered: list[str]) -> str | None:

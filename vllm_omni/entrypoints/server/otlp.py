@@ -1,7 +1,6 @@
 """Sessions as OpenTelemetry spans, sent by OTLP over HTTP: session, its chunks, their parts."""
 
 import time
-from types import TracebackType
 
 from opentelemetry.context import Context, attach
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -77,13 +76,9 @@ class _OtlpSession(SessionTrace):
         self._chunk: Span | None = None
 
     @override
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._end_chunk()
+        _, error, _ = raised
         if isinstance(error, Exception):
             self._span.set_status(StatusCode.ERROR, str(error))
         self._span.end()

@@ -3,8 +3,8 @@
 What costs nothing is here; what sends spans is in :mod:`vllm_omni.entrypoints.server.otlp`.
 """
 
+from contextlib import AbstractContextManager
 from importlib import import_module
-from types import TracebackType
 
 from starlette.datastructures import Headers
 
@@ -15,18 +15,10 @@ from vllm_omni.errors import ConfigError
 _OTLP_MODULE = "vllm_omni.entrypoints.server.otlp"
 
 
-class SessionTrace:
+class SessionTrace(AbstractContextManager["SessionTrace"]):
     """Follows one session, from its place in line to the end of the block; this one forgets all."""
 
-    def __enter__(self) -> "SessionTrace":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """The session is over, by an error or not."""
 
     def took(self, event: SessionEvent) -> None:
