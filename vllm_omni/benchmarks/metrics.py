@@ -226,21 +226,17 @@ def aggregate_metrics(
         return {**per_session[0], "sessions": 1, **total}
     rtfs = _numbers(per_session, "video_rtf")
     ttfcs = _numbers(per_session, "ttfc_ms")
-    means = [n for s in per_session for n in _numbers([_part(s, "interval_steady")], "mean_ms")]
+    means = _numbers(_parts(per_session, "interval_steady"), "mean_ms")
+    summed = ("chunks_received", "total_frames", "video_seconds", "wall_seconds")
     aggregate: dict[str, object] = {
         "sessions": len(per_session),
-        "chunks_received": sum(_numbers(per_session, "chunks_received")),
-        "total_frames": sum(_numbers(per_session, "total_frames")),
-        "video_seconds": sum(_numbers(per_session, "video_seconds")),
-        "wall_seconds": sum(_numbers(per_session, "wall_seconds")),
+        **{name: sum(_numbers(per_session, name)) for name in summed},
         "video_rtf_mean": statistics.fmean(rtfs),
         "video_rtf_best": min(rtfs),
         "video_rtf_worst": max(rtfs),
         "ttfc_ms_mean": statistics.fmean(ttfcs),
         "ttfc_ms_max": max(ttfcs),
-        "underrun_count": sum(
-            n for s in per_session for n in _numbers([_part(s, "playback")], "underrun_count")
-        ),
+        "underrun_count": sum(_numbers(_parts(per_session, "playback"), "underrun_count")),
         "chunk_deadline_ms": chunk_play_ms(fps),
     }
     if means:
@@ -253,6 +249,5 @@ def _numbers(rows: Sequence[Mapping[str, object]], name: str) -> list[Number]:
     return [value for row in rows if isinstance(value := row.get(name), int | float)]
 
 
-def _part(row: Mapping[str, object], name: str) -> Mapping[str, object]:
-    part = row[name]
-    return part if isinstance(part, Mapping) else {}
+def _parts(rows: Sequence[Mapping[str, object]], name: str) -> list[Mapping[str, object]]:
+    return [part for row in rows if isinstance(part := row[name], Mapping)]
