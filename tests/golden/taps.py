@@ -34,7 +34,7 @@ _INNER = {
 }
 
 
-class RecordingAttention:
+class RecordingAttention(AttentionBackend):
     """A backend that keeps the arguments and the result of every call until cleared."""
 
     def __init__(self, inner: AttentionBackend) -> None:

@@ -6,8 +6,8 @@ import sysconfig
 import pytest
 
 from tests.helpers.tiny import tiny_config
+from vllm_omni import platforms
 from vllm_omni.diffusion.models.lingbot_world.load import compile_where_possible
-from vllm_omni.platforms import compiler
 
 pytestmark = [pytest.mark.core_model, pytest.mark.diffusion, pytest.mark.cpu]
 
@@ -18,7 +18,7 @@ def whole_machine(monkeypatch, tmp_path):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    monkeypatch.setattr(compiler, "find_spec", lambda name: name)
+    monkeypatch.setattr(platforms, "find_spec", lambda name: name)
     return tmp_path
 
 
@@ -32,19 +32,19 @@ def test_a_machine_that_has_everything_compiles(caplog):
 @pytest.mark.usefixtures("whole_machine")
 def test_without_a_c_compiler(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert compiler.missing_for_compiling("cpu") == ("a C compiler (gcc or clang)",)
+    assert platforms.missing_for_compiling("cpu") == ("a C compiler (gcc or clang)",)
     monkeypatch.setattr(shutil, "which", lambda name: name if name == "clang" else None)
-    assert compiler.missing_for_compiling("cpu") == ()
+    assert platforms.missing_for_compiling("cpu") == ()
     monkeypatch.setenv("CC", "gcc-13")
-    assert compiler.missing_for_compiling("cpu") == ("a C compiler (CC=gcc-13)",)
+    assert platforms.missing_for_compiling("cpu") == ("a C compiler (CC=gcc-13)",)
 
 
 def test_without_headers_or_triton(whole_machine, monkeypatch):
     (whole_machine / "Python.h").unlink()
-    monkeypatch.setattr(compiler, "find_spec", lambda _: None)
+    monkeypatch.setattr(platforms, "find_spec", lambda _: None)
     headers = f"Python.h (in {whole_machine})"
-    assert compiler.missing_for_compiling("cpu") == (headers,)
-    assert compiler.missing_for_compiling("cuda") == (headers, "the package triton")
+    assert platforms.missing_for_compiling("cpu") == (headers,)
+    assert platforms.missing_for_compiling("cuda") == (headers, "the package triton")
 
 
 @pytest.mark.usefixtures("whole_machine")

@@ -60,7 +60,7 @@ def test_write_runs_cover_the_chunk_once_and_in_order(sizes, chunk):
     sink, window = sizes
     layout, start = WindowLayout(window, sink), 3 * chunk
     runs = layout.write_runs(start, 3)
-    written = [(run.first_frame + i, run.first_slot + i) for run in runs for i in range(run.count)]
+    written = [(run.first + i, run.place + i) for run in runs for i in range(run.count)]
     assert written == [(i, layout.slot(start + i)) for i in range(3)]
     assert len(runs) <= 3
 
@@ -210,7 +210,7 @@ def test_scattered_plan_writes_where_the_extent_would():
         assert isinstance(plain, ExtentPlan)
         assert isinstance(spread, ScatteredPlan)
         tokens = torch.cat([
-            torch.arange(run.first_pool_token, run.first_pool_token + run.count)
+            torch.arange(run.place, run.place + run.count)
             for run in plain.write_runs
         ])  # fmt: skip
         assert torch.equal(spread.write_index, table[tokens // 4] * 4 + tokens % 4)

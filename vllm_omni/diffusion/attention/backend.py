@@ -5,11 +5,9 @@ line to :data:`vllm_omni.diffusion.data.ATTENTION_BACKENDS`.
 """
 
 from importlib import import_module
-from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
-from typing_extensions import override
 
 from vllm_omni.diffusion.data import ATTENTION_BACKENDS
 from vllm_omni.errors import ConfigError
@@ -24,8 +22,7 @@ Pages = Float[Tensor, "pages page_tokens heads head_dim"]
 PageIds = Int[Tensor, " window_pages"]
 
 
-@runtime_checkable
-class AttentionBackend(Protocol):
+class AttentionBackend:
     """Unmasked softmax attention of a chunk's queries over all visible keys.
 
     The result must not depend on the order of the keys. All lengths are host integers, so that no
@@ -36,7 +33,7 @@ class AttentionBackend(Protocol):
 
     def attend(self, query: Heads, key: Visible, value: Visible, *, scale: float) -> Heads:
         """Attend to keys and values that are contiguous in memory."""
-        ...
+        raise NotImplementedError
 
     def attend_pages(
         self,
@@ -48,42 +45,24 @@ class AttentionBackend(Protocol):
         visible_tokens: int,
         scale: float,
     ) -> Heads:
-        """Attend to the first ``visible_tokens`` tokens of the pages named by ``block_table``."""
-        ...
+        """Attend to the first ``visible_tokens`` tokens of the pages named by ``block_table``.
+
+        A backend that cannot read pages attends to a contiguous copy of them.
+        """
+        key = gather_pages(key_pages, block_table, visible_tokens)
+        value = gather_pages(value_pages, block_table, visible_tokens)
+        return self.attend(query, key, value, scale=scale)
 
     def kernel(self, *operands: Float[Tensor, "_ heads head_dim"], scale: float) -> str:
         """Name the kernel that :meth:`attend` runs on this query, key and value."""
-        ...
+        del operands, scale  # a backend has one kernel, unless it says otherwise
+        return self.name
 
 
 def gather_pages(pages: Pages, block_table: PageIds, visible_tokens: int) -> Visible:
     """Copy whole pages in table order and cut the tail of the last one."""
     needed = -(-visible_tokens // pages.shape[1])
     return pages.index_select(0, block_table[:needed]).flatten(0, 1)[:visible_tokens]
-
-
-class GatheringAttention(AttentionBackend):
-    """Base of backends that cannot read pages: they attend to a contiguous copy of them."""
-
-    @override
-    def kernel(self, *operands: Float[Tensor, "_ heads head_dim"], scale: float) -> str:
-        """Return the backend's own name: it has one kernel."""
-        return self.name
-
-    @override
-    def attend_pages(
-        self,
-        query: Heads,
-        key_pages: Pages,
-        value_pages: Pages,
-        *,
-        block_table: PageIds,
-        visible_tokens: int,
-        scale: float,
-    ) -> Heads:
-        key = gather_pages(key_pages, block_table, visible_tokens)
-        value = gather_pages(value_pages, block_table, visible_tokens)
-        return self.attend(query, key, value, scale=scale)
 
 
 def create_attention_backend(name: str) -> AttentionBackend:

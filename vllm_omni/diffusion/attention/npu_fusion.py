@@ -8,7 +8,7 @@ import torch
 from typing_extensions import override
 
 from vllm_omni.diffusion.attention.backend import (
-    GatheringAttention,
+    AttentionBackend,
     Heads,
     PageIds,
     Pages,
@@ -21,7 +21,7 @@ from vllm_omni.platforms.npu import load_torch_npu
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
-class NpuFusionAttention(GatheringAttention):
+class NpuFusionAttention(AttentionBackend):
     """Runs the operator on views of the pool and reads nothing back to the host."""
 
     name = "npu_fusion"

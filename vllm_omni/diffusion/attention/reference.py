@@ -9,14 +9,13 @@ from typing_extensions import override
 
 from vllm_omni.diffusion.attention.backend import (
     AttentionBackend,
-    GatheringAttention,
     Heads,
     Visible,
 )
 from vllm_omni.errors import ConfigError
 
 
-class ReferenceAttention(GatheringAttention):
+class ReferenceAttention(AttentionBackend):
     """Computes scores and softmax in float32 and rounds the weights to the dtype of the values.
 
     It keeps all scores in memory and is slow.

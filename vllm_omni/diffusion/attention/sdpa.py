@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
-from vllm_omni.diffusion.attention.backend import GatheringAttention, Heads, Visible
+from vllm_omni.diffusion.attention.backend import AttentionBackend, Heads, Visible
 from vllm_omni.diffusion.distributed.parallel_state import is_root
 from vllm_omni.errors import ConfigError
 from vllm_omni.logger import get_logger
@@ -15,7 +15,7 @@ from vllm_omni.logger import get_logger
 logger = get_logger(__name__)
 
 
-class SdpaAttention(GatheringAttention):
+class SdpaAttention(AttentionBackend):
     """Runs torch's kernel on views, with the heads as its batch axis; it copies nothing."""
 
     name = "sdpa"

@@ -57,8 +57,7 @@ from vllm_omni.diffusion.models.loader import load_weights, materialize
 from vllm_omni.errors import CheckpointError, ConfigError
 from vllm_omni.experimental.ar_diffusion.kv_cache.window import in_gib
 from vllm_omni.logger import get_logger
-from vllm_omni.platforms import Platform
-from vllm_omni.platforms.compiler import missing_for_compiling
+from vllm_omni.platforms import Platform, missing_for_compiling
 from vllm_omni.platforms.quarantine import TransferOwners
 
 

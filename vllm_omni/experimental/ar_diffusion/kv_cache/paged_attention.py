@@ -39,9 +39,9 @@ def _write(
         return
     for run in plan.write_runs:
         whole = len(plan.write_runs) == 1
-        part = slice(run.first_token, run.first_token + run.count)
+        part = slice(run.first, run.first + run.count)
         source = new if whole else new.flatten(0, -3)[part]
-        target = stored[run.first_pool_token : run.first_pool_token + run.count]
+        target = stored[run.place : run.place + run.count]
         target.view(source.shape).copy_(source)
 
 

@@ -7,23 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vllm_omni.errors import OutOfKVMemoryError, SessionClosedError
-from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec, WindowLayout
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRun:
-    """Consecutive tokens of a chunk that go into consecutive tokens of the pool."""
-
-    first_token: int
-    first_pool_token: int
-    count: int
+from vllm_omni.experimental.ar_diffusion.kv_cache.window import KVCacheSpec, Run, WindowLayout
 
 
 @dataclass(frozen=True, slots=True)
 class ExtentPlan:
     """Where one chunk writes and reads when the session's pages stand in a row."""
 
-    write_runs: tuple[TokenRun, ...]
+    write_runs: tuple[Run, ...]
     first_pool_token: int
     visible_tokens: int
 
@@ -101,23 +92,19 @@ class SessionKV:
         size = self.tokens_per_frame
         visible = self.layout.visible_frames(start_latent_frame, latent_frames) * size
         runs = tuple(
-            TokenRun(run.first_frame * size, run.first_slot * size, run.count * size)
+            Run(run.first * size, run.place * size, run.count * size)
             for run in self.layout.write_runs(start_latent_frame, latent_frames)
         )
         if self.allocation.is_extent:
             first = self.allocation.pages[0] * self.pool.spec.page_tokens
-            placed = tuple(
-                TokenRun(run.first_token, first + run.first_pool_token, run.count) for run in runs
-            )
+            placed = tuple(Run(run.first, first + run.place, run.count) for run in runs)
             return ExtentPlan(placed, first, visible)
         return self._scattered_plan(runs, visible)
 
-    def _scattered_plan(self, runs: tuple[TokenRun, ...], visible: int) -> ScatteredPlan:
+    def _scattered_plan(self, runs: tuple[Run, ...], visible: int) -> ScatteredPlan:
         page_tokens = self.pool.spec.page_tokens
         table = torch.tensor(self.allocation.pages)
-        window_tokens = torch.cat(
-            [torch.arange(run.first_pool_token, run.first_pool_token + run.count) for run in runs]
-        )
+        window_tokens = torch.cat([torch.arange(run.place, run.place + run.count) for run in runs])
         index = table[window_tokens // page_tokens] * page_tokens + window_tokens % page_tokens
         return ScatteredPlan(index.to(self.pool.device), table.to(self.pool.device), visible)
 

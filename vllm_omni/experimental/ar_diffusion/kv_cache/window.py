@@ -14,17 +14,17 @@ from vllm_omni.errors import ConfigError, OutOfKVMemoryError
 
 
 @dataclass(frozen=True, slots=True)
-class FrameRun:
-    """Consecutive frames of a chunk that go into consecutive slots.
+class Run:
+    """Consecutive frames of a chunk that go into consecutive slots, or their tokens.
 
     Attributes:
-        first_frame: index inside the chunk.
-        first_slot: slot of that frame.
-        count: number of frames.
+        first: index inside the chunk.
+        place: where that frame or token goes, in the window or in the pool.
+        count: number of frames or tokens.
     """
 
-    first_frame: int
-    first_slot: int
+    first: int
+    place: int
     count: int
 
 
@@ -63,16 +63,16 @@ class WindowLayout:
         """Count the frames that a chunk at ``start`` sees, itself included: the first slots."""
         return min(start + count, self.window_frames)
 
-    def write_runs(self, start: int, count: int) -> tuple[FrameRun, ...]:
+    def write_runs(self, start: int, count: int) -> tuple[Run, ...]:
         """Say where the frames ``start`` to ``start + count`` go, as at most three runs."""
-        runs: list[FrameRun] = []
+        runs: list[Run] = []
         for offset in range(count):
             slot = self.slot(start + offset)
-            if runs and runs[-1].first_slot + runs[-1].count == slot:
+            if runs and runs[-1].place + runs[-1].count == slot:
                 last = runs.pop()
-                runs.append(FrameRun(last.first_frame, last.first_slot, last.count + 1))
+                runs.append(Run(last.first, last.place, last.count + 1))
             else:
-                runs.append(FrameRun(offset, slot, 1))
+                runs.append(Run(offset, slot, 1))
         return tuple(runs)
 
 

@@ -252,7 +252,7 @@ def _conv2d(
     padding: tuple[int, int],
     stride: int = 1,
 ) -> Float[Tensor, "time out_height out_width out_channels"]:
-    """Convolve each frame.
+    """Convolve each frame by itself, with the channels last.
 
     For float32 on a processor the library changes kernels at a certain input size. A slab of a
     frame must sum in the order of the whole frame, so the kernel is named there.
