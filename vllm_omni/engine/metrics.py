@@ -20,7 +20,6 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.
 _FINE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 _PREFIX = "vllm_omni:"
 _PROBES = 4
-_STAGE = "0"
 _MIB = 2**20
 _STAGE_ERROR, _UNKNOWN = "stage_error", "unknown"
 _FAILURES = {
@@ -195,7 +194,7 @@ class EngineMetrics:
         lasted_s = time.monotonic() - session.arrived_s
         self.e2e_latency_s.observe(lasted_s)
         if peak_bytes:
-            peak_mb = self._peak_mb.labels(*self._of(session.replica), _STAGE)
+            peak_mb = self._peak_mb.labels(*self._of(session.replica), "0")
             peak_mb.set(peak_bytes / _MIB)
         if session.stop_cause is None:
             self._count_end(error)

@@ -203,7 +203,8 @@ class Roster:
         session.move_to(SessionStatus.RUNNING)
         if session.resets:
             return RestartTask(session, session.request_after_resets())
-        return ChunkTask(session, *session.plan_chunk(now_s))
+        plan = session.interactions.plan(session.session_id, session.chunks_made, now_s)
+        return ChunkTask(session, *plan)
 
     def due_end(self, session: EngineSession) -> tuple[EndReason, OmniError | None] | None:
         """Return why the session ends at this chunk boundary, ``None`` if it goes on."""

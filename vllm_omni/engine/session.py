@@ -250,10 +250,6 @@ class EngineSession:
         could = self.options.live and not self._resumed_late and self.options.max_lead_ms != 0.0
         return could and ready_s > self.deadline_s
 
-    def plan_chunk(self, now_s: float) -> tuple[ChunkPlan, ChunkReceipt]:
-        """Fold the events that have come into the plan of the next chunk."""
-        return self.interactions.plan(self.session_id, self.chunks_made, now_s)
-
     def chunk_made(self, ready_s: float) -> None:
         """Count a chunk that goes to the client."""
         self._resumed_late = False

@@ -12,7 +12,6 @@ from vllm_omni.diffusion.messages import (
     ChunkPlan,
     GroupCapacity,
     LiveCamera,
-    OutputKind,
     SessionRequest,
     SourceImage,
     TokenizedPrompt,
@@ -160,7 +159,6 @@ def warm_up_request(geometry: VideoGeometry, prompt: TokenizedPrompt) -> Session
         num_chunks=None,
         seed=0,
         camera=LiveCamera(),
-        output=OutputKind.UINT8,
     )
 
 

@@ -24,7 +24,14 @@ from jaxtyping import Shaped
 
 from vllm_omni import envs
 from vllm_omni.diffusion.data import OmniDiffusionConfig
-from vllm_omni.diffusion.distributed.parallel_state import ExchangeTraffic, PeerRefusedError
+from vllm_omni.diffusion.distributed.parallel_state import (
+    ExchangeTraffic,
+    ParallelState,
+    PeerRefusedError,
+    WorldPlace,
+    join_world,
+    leave_world,
+)
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     ChunkResult,
@@ -37,7 +44,6 @@ from vllm_omni.logger import apply_log_config, configure_logging, get_logger
 from vllm_omni.system_errors import is_refusal, sentence
 
 if TYPE_CHECKING:
-    from vllm_omni.diffusion.distributed.parallel_state import ParallelState
     from vllm_omni.diffusion.worker.worker import Worker
 
 logger = get_logger(__name__)
@@ -258,7 +264,8 @@ def _serve(task: WorkerTask, pipe: _ExitingPipe, pixels: PixelMemory) -> None:
     commands = _Commands(worker, pipe, pixels)
     while not isinstance(command := pipe.receive(), Stop):
         pipe.send(commands.answer(command))
-    _end(worker)
+    worker.shutdown()
+    leave_world()
 
 
 @contextmanager
@@ -295,19 +302,11 @@ def _load(task: WorkerTask, pipe: _ExitingPipe) -> Worker:
     return worker
 
 
-def _end(worker: Worker) -> None:
-    from vllm_omni.diffusion.distributed.parallel_state import leave_world
-
-    worker.shutdown()
-    leave_world()
-
-
 def _join(task: WorkerTask) -> ParallelState | None:
     """Meet the other ranks, unless this one is alone, and see that exchanges between them work."""
     import torch
 
     from vllm_omni.diffusion.distributed.comm import UlyssesExchange, check_exchange
-    from vllm_omni.diffusion.distributed.parallel_state import WorldPlace, join_world
     from vllm_omni.platforms import create_platform
 
     config = task.config
