@@ -196,7 +196,8 @@ def read_layer(
         given[PARALLEL[:-1]] = nested | flat if flat_wins else flat | nested
     reader = _Reader(where, warn=warn)
     reader.read(given, "")
-    return Layer(origin, reader.result())
+    refuse_all(where, reader.unknown, reader.wrong)
+    return Layer(origin, reader.values)
 
 
 @dataclass(slots=True)
@@ -241,10 +242,6 @@ class _Reader:
             self.values |= {f"{setting.key}.{name}": inner for name, inner in checked.items()}
         else:
             self.values[setting.key] = checked
-
-    def result(self) -> Values:
-        refuse_all(self.where, self.unknown, self.wrong)
-        return self.values
 
 
 def name_of(setting: Setting, where: str, spelled: str = "") -> str:

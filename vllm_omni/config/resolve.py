@@ -117,9 +117,10 @@ def resolve(
     host = Host(platform, visible_devices, executor)
     file = None if deploy_config is None else load_deploy_file(deploy_config)
     general, per_stage = _split_overrides(overrides or {})
-    above = [
-        read_layer(general, source, where=source, warn=False),
-        *_override_layers(stage_overrides, per_stage),
+    above = [read_layer(general, source, where=source, warn=False)]
+    staged = [] if stage_overrides is None else [stage_zero(stage_overrides, "stage_overrides")]
+    above += [
+        read_layer(raw, STAGE_ORIGIN, where=STAGE_ORIGIN) for raw in (*staged, per_stage) if raw
     ]
     weaker = []
     if file is not None:
@@ -305,15 +306,6 @@ def _split_overrides(overrides: Mapping[str, object]) -> tuple[Values, Values]:
             general["default_sampling_params"], "default_sampling_params"
         )
     return general, per_stage
-
-
-def _override_layers(
-    stage_overrides: Mapping[str, object] | str | None, per_stage: Values
-) -> list[Layer]:
-    values = [] if stage_overrides is None else [stage_zero(stage_overrides, "stage_overrides")]
-    return [
-        read_layer(raw, STAGE_ORIGIN, where=STAGE_ORIGIN) for raw in [*values, per_stage] if raw
-    ]
 
 
 def stage_zero(value: object, name: str) -> Values:

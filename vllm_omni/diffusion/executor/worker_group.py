@@ -171,10 +171,15 @@ class WorkerGroup(RankConversation):
 
     def _speaker(self, ranks: Sequence[int], deadline_s: float) -> int | None:
         pipes = {rank: self._workers[rank].pipe for rank in ranks}
-        ready = self._wait(list(pipes.values()), deadline_s)
-        if not ready:
-            raise TimeoutError
-        return next((rank for rank, pipe in pipes.items() if pipe in ready), None)
+        watched = [*pipes.values(), *(worker.process.sentinel for worker in self._workers)]
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            ready = wait(watched, min(left_s, _LOOK_S))
+            if ready:
+                return next((rank for rank, pipe in pipes.items() if pipe in ready), None)
+            if left_s <= _LOOK_S:
+                raise TimeoutError
+            self._check_moving()
 
     def _receive(self, rank: int) -> Reply:
         return self._workers[rank].pipe.recv()
@@ -227,20 +232,6 @@ class WorkerGroup(RankConversation):
             worker.process.close()
             worker.pipe.close()
         self._pixels.close()
-
-    def _wait(self, pipes: list[Connection], deadline_s: float) -> Sequence[object]:
-        """Return the pipes that can be read and the sentinels of ended ranks; none at the deadline.
-
-        Raises:
-            WorkerFailedError: if a rank stands still.
-        """
-        watched = [*pipes, *(worker.process.sentinel for worker in self._workers)]
-        while True:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            ready = wait(watched, min(left_s, _LOOK_S))
-            if ready or left_s <= _LOOK_S:
-                return ready
-            self._check_moving()
 
     def _check_moving(self) -> None:
         """Raise WorkerFailedError if a signal has stopped a rank and none has let it go on."""
