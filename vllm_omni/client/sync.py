@@ -2,17 +2,30 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
-from vllm_omni.client.camera import Pose
 from vllm_omni.client.errors import ConnectionLostError
 from vllm_omni.client.world import LOCAL_SERVER, Chunk, WorldClient
-from vllm_omni.entrypoints.server.protocol import Capabilities, SessionDone, VideoStart
+from vllm_omni.entrypoints.server.protocol import SessionDone
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
+
+
+def _waited(
+    call: Callable[Concatenate[WorldClient, Given], Coroutine[object, object, Result]],
+) -> Callable[Concatenate["SyncWorldClient", Given], Result]:
+    """A call of the client as a method that waits for its end."""
+
+    @wraps(call)
+    def wait(world: "SyncWorldClient", *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return world._wait(call(world._client, *args, **kwargs))  # noqa: SLF001
+
+    return wait
 
 
 class SyncWorldClient:
@@ -82,49 +95,18 @@ class SyncWorldClient:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, self._client.wait_ready(patience_s)).result()
 
-    def capabilities(self) -> Capabilities:
-        """What the server can do: its size, its chunks, its rate."""
-        return self._wait(self._client.capabilities())
-
-    def start(
-        self,
-        image: str | Path | bytes,
-        prompt: str,
-        *,
-        on_position: Callable[[int], None] | None = None,
-        **fields: object,
-    ) -> VideoStart:
-        """Open a world as ``WorldClient.start`` does."""
-        arguments: dict[str, object] = {"on_position": on_position, **fields}
-        return self._wait(self._client.start(image, prompt, **arguments))  # pyright: ignore[reportArgumentType]
-
-    def steer(
-        self,
-        keys: Iterable[str] | None = None,
-        *,
-        velocity: Pose | None = None,
-        target: Pose | None = None,
-    ) -> str:
-        """Move the camera as ``WorldClient.steer`` does."""
-        return self._wait(self._client.steer(keys, velocity=velocity, target=target))
-
-    def prompt(self, text: str, *, blend: int | None = None) -> str:
-        """Change the prompt as ``WorldClient.prompt`` does."""
-        return self._wait(self._client.prompt(text, blend=blend))
-
-    def reset(
-        self,
-        *,
-        prompt: str | None = None,
-        image: str | Path | bytes | None = None,
-        seed: int | None = None,
-    ) -> None:
-        """Begin the world anew as ``WorldClient.reset`` does."""
-        self._wait(self._client.reset(prompt=prompt, image=image, seed=seed))
-
-    def stop(self) -> None:
-        """End the world after the chunk that is being made."""
-        self._wait(self._client.stop())
+    capabilities = _waited(WorldClient.capabilities)
+    """What the server can do: its size, its chunks, its rate."""
+    start = _waited(WorldClient.start)
+    """Open a world as ``WorldClient.start`` does."""
+    steer = _waited(WorldClient.steer)
+    """Move the camera as ``WorldClient.steer`` does."""
+    prompt = _waited(WorldClient.prompt)
+    """Change the prompt as ``WorldClient.prompt`` does."""
+    reset = _waited(WorldClient.reset)
+    """Begin the world anew as ``WorldClient.reset`` does."""
+    stop = _waited(WorldClient.stop)
+    """End the world after the chunk that is being made."""
 
     def save(self, path: str | Path, *, fps: float | int | None = None) -> None:
         """Write what was received as an MP4 that every player opens."""

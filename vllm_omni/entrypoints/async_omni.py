@@ -221,7 +221,7 @@ class _ClipCollector:
     """Gathers the chunks of a rollout into one clip.
 
     The request alone says what the clip is made of: latents, float32 frames, or uint8 frames,
-    which a clip has only where PIL pictures were asked for (see ``EngineClient.parse``).
+    which a clip has only where PIL pictures were asked for (see ``EngineClient.door``).
     """
 
     request: SessionRequest

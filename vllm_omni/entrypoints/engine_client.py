@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from prometheus_client import PlatformCollector, ProcessCollector
 
 from vllm_omni.config.resolve import ResolvedDeployment
-from vllm_omni.diffusion.data import SamplingDefaults
 from vllm_omni.diffusion.executor import connect, create_executor
 from vllm_omni.diffusion.messages import ChunkTimings, OutputKind, TokenizedPrompt
 from vllm_omni.diffusion.registry import ModelEntry
@@ -76,9 +75,10 @@ class EngineClient:
             max_pixels: largest size that is served.
         """
         config, streaming = self.deployment.config, self.deployment.streaming_output
+        defaults = asdict(self.deployment.default_sampling_params)
         policy = RequestPolicy(
             limits=self.model.limits,
-            defaults=_given(self.deployment.default_sampling_params),
+            defaults={name: value for name, value in defaults.items() if value is not None},
             geometry=config.geometry,
             parallel=config.parallel,
             action_root=config.action_root,
@@ -89,11 +89,6 @@ class EngineClient:
         return Door(
             policy, self.engine.check_fits, self.model.prepare_picture, self.tokenize, names
         )
-
-
-def _given(defaults: SamplingDefaults) -> dict[str, object]:
-    values = {field.name: getattr(defaults, field.name) for field in fields(defaults)}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 class EventQueue:

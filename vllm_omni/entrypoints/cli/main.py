@@ -20,6 +20,7 @@ from vllm_omni.system_errors import is_refusal, sentence
 
 OMNI_FLAG = "--omni"
 _PROG = "vllm-omni"
+_HELP = frozenset({"-h", "--help"})
 _INTERRUPTED = 130
 """What shells report of a command that Ctrl-C has ended."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -146,17 +147,13 @@ def dispatch(argv: Sequence[str]) -> int:
     command = COMMANDS.get(name)
     if command is None:
         return _refuse_unknown(name) if omni else _run_vllm(name)
-    if command.shared_with_vllm and not omni and not _asks_help(rest) and _has_vllm():
+    if command.shared_with_vllm and not omni and _HELP.isdisjoint(rest) and _has_vllm():
         return _run_vllm(name)
     return _run_command(name, command, rest)
 
 
 def _has_vllm() -> bool:
     return find_spec("vllm") is not None
-
-
-def _asks_help(arguments: Sequence[str]) -> bool:
-    return "-h" in arguments or "--help" in arguments
 
 
 def _run_top_level(arguments: Sequence[str]) -> int:
