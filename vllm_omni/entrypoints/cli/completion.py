@@ -6,7 +6,7 @@ vllm-omni completion fish | source
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from vllm_omni.entrypoints.cli.main import COMMANDS, parser_of
 
@@ -48,7 +48,8 @@ def _bash(options: Options) -> str:
         '  case "$COMP_CWORD:${COMP_WORDS[1]}:$before" in',
         f'    1:*) words="{" ".join(COMMANDS)} --help --version" ;;',
         *(f'    *:{command}:{name}) words="{_values(option)}" ;;'
-          for command, option in _with_value(options)
+          for command, found in options.items() for option in found
+          if option.option_strings and option.nargs != 0
           for name in [f"|*:{command}:".join(option.option_strings)]),
         *(f'    *:{command}:*) words="{" ".join(_first_words(found))}" ;;'
           for command, found in options.items()),
@@ -91,14 +92,6 @@ def _fish(options: Options) -> str:
 
 
 _SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-
-
-def _with_value(options: Options) -> Iterator[tuple[str, argparse.Action]]:
-    """Flags that a value follows; one without known values completes file names."""
-    for command, found in options.items():
-        for option in found:
-            if option.option_strings and option.nargs != 0:
-                yield command, option
 
 
 def _first_words(found: Sequence[argparse.Action]) -> list[str]:
