@@ -283,8 +283,9 @@ class WorldTwin(nn.Module):
         self.head = _Head(dim, 4 * shape.out_channels)
         self.rays: Tensor
         self.register_buffer("rays", ray_basis(height, width), persistent=False)
-        with torch.no_grad():
-            self._begin()
+        if not self.patch_embedding.weight.is_meta:  # of shapes alone there may be any
+            with torch.no_grad():
+                self._begin()
 
     @property
     def layers(self) -> list[_Block]:
