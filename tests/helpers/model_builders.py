@@ -16,6 +16,7 @@ from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import ParallelState
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear import PlainLinearMethod
+from vllm_omni.diffusion.layers.weights import weight_targets
 from vllm_omni.diffusion.messages import (
     ChunkPlan,
     OutputKind,
@@ -89,7 +90,7 @@ def small_transformer(
         model = CausalLingBotWorldTransformer3DModel(parts)
     materialize(model, CPU)
     weights = weights_of(config)
-    for name, target in model.checkpoint_targets().items():
+    for name, target in weight_targets(model).items():
         target.store(weights[name][target.local_slices()])
     return model
 

@@ -16,6 +16,7 @@ from tests.helpers.model_builders import (
     weights_of,
     write_transformer,
 )
+from vllm_omni.diffusion.layers.weights import weight_targets
 from vllm_omni.diffusion.models import loader
 from vllm_omni.diffusion.models.checkpoint_files import DIFFUSERS, weight_files
 from vllm_omni.diffusion.models.lingbot_world.load import load_transformer
@@ -94,7 +95,7 @@ def test_problems_are_found_before_any_value_is_read(folder):
     for parameter in model.parameters():
         parameter.add_(1)
     with pytest.raises(CheckpointError, match="1 unexpected: extra"):
-        load_weights(folder, model.checkpoint_targets())
+        load_weights(folder, weight_targets(model))
     assert all(torch.equal(p, before[name] + 1) for name, p in model.named_parameters())
 
 
@@ -149,7 +150,7 @@ def test_the_root_rank_logs_each_file(folder, caplog, monkeypatch, rank, files):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: rank is not None)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
     caplog.set_level("INFO", "vllm_omni")
-    load_weights(folder, small_transformer().checkpoint_targets())
+    load_weights(folder, weight_targets(small_transformer()))
     assert [record.getMessage() for record in caplog.records] == [
         f"loading transformer: file {number} of 3" for number in range(1, files + 1)
     ]

@@ -25,6 +25,7 @@ from tests.helpers.model_builders import (
 )
 from vllm_omni.diffusion.attention.backend import create_attention_backend
 from vllm_omni.diffusion.geometry import VideoGeometry
+from vllm_omni.diffusion.layers.weights import weight_targets
 from vllm_omni.diffusion.models.lingbot_world.blocks import TimeEmbedding
 from vllm_omni.diffusion.models.lingbot_world.config import LingBotWorldConfig
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
@@ -227,7 +228,7 @@ def real_model():
 
 
 def test_real_model_has_exactly_the_published_tensors(real_model):
-    targets = real_model.checkpoint_targets()
+    targets = weight_targets(real_model)
     joined = "\n".join(sorted(targets))
     assert len(targets) == 1421
     assert hashlib.sha256(joined.encode()).hexdigest() == REAL_NAMES_SHA256
@@ -237,13 +238,13 @@ def test_real_model_has_exactly_the_published_tensors(real_model):
 @requires_golden
 def test_real_model_has_exactly_the_published_shapes(real_model):
     published = json.loads((golden_dir() / "real_14b_names.json").read_text())["transformer"]
-    shapes = {name: list(target.shape) for name, target in real_model.checkpoint_targets().items()}
+    shapes = {name: list(target.shape) for name, target in weight_targets(real_model).items()}
     assert shapes == published["shapes"]
 
 
 def test_every_parameter_is_filled_by_the_checkpoint(real_model):
     """The targets cover each parameter's elements once."""
-    targets = real_model.checkpoint_targets().values()
+    targets = weight_targets(real_model).values()
     filled: dict[int, int] = {}
     for target in targets:
         key = id(target.parameter)
@@ -295,6 +296,4 @@ def test_steady_chunk_counts_1142_tflop(real_model):
 
 def test_window_size_does_not_change_the_weights():
     assert replace(SMALL_MODEL, sink_size=4).window.ring_frames == 5
-    assert set(small_transformer(windowed(4, 8)).checkpoint_targets()) == set(
-        weights_of(SMALL_MODEL)
-    )
+    assert set(weight_targets(small_transformer(windowed(4, 8)))) == set(weights_of(SMALL_MODEL))

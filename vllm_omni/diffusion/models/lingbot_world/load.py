@@ -234,7 +234,7 @@ def load_transformer(
         transformer = CausalLingBotWorldTransformer3DModel(parts, post_attention)
     materialize(transformer, device)
     linears.install(transformer)
-    load_weights(model / "transformer", transformer.checkpoint_targets())
+    load_weights(model / "transformer", weight_targets(transformer))
     linears.process(transformer)
     return transformer
 

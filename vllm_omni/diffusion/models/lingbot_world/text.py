@@ -1,7 +1,5 @@
 """Tokens to text condition: UMT5 encoder and a small cache."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -58,10 +56,20 @@ class TextEncoder:
         transformers_logging.disable_progress_bar()
         if is_root():
             logger.info("loading text_encoder")
-        with _loading(), telling():
-            loaded: Any = UMT5EncoderModel.from_pretrained(
-                model / "text_encoder", dtype=dtype, local_files_only=True, output_loading_info=True
-            )
+        try:
+            with telling():
+                loaded: Any = UMT5EncoderModel.from_pretrained(
+                    model / "text_encoder",
+                    dtype=dtype,
+                    local_files_only=True,
+                    output_loading_info=True,
+                )
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            detail = " ".join(str(error).split())
+            raise CheckpointError(
+                "the text_encoder folder of the checkpoint cannot be loaded: "
+                f"{type(error).__name__}: {detail:.500}"
+            ) from error
         encoder, info = loaded
         problems = {kind: names for kind, names in info.items() if names}
         if problems:
@@ -141,16 +149,3 @@ def padded(
     ids[0, : len(tokens)] = torch.tensor(tokens)
     mask[0, : len(tokens)] = 1
     return ids, mask
-
-
-@contextmanager
-def _loading() -> Iterator[None]:
-    """Report what transformers says of the encoder's folder."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        detail = " ".join(str(error).split())
-        raise CheckpointError(
-            "the text_encoder folder of the checkpoint cannot be loaded: "
-            f"{type(error).__name__}: {detail:.500}"
-        ) from error

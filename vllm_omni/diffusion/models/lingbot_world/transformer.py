@@ -18,7 +18,6 @@ from vllm_omni.diffusion.layers.rope import (
     timestep_sinusoid,
     unpatchify,
 )
-from vllm_omni.diffusion.layers.weights import WeightTarget, weight_targets
 from vllm_omni.diffusion.models.lingbot_world.attention import (
     CameraModulation,
     LayerContext,
@@ -154,10 +153,6 @@ class CausalLingBotWorldTransformer3DModel(nn.Module):
         """Count the tokens of a chunk on this rank."""
         tokens = LATENT_FRAMES_PER_CHUNK * geometry.tokens_per_frame
         return self.exchange.plan.local_count(tokens)
-
-    def checkpoint_targets(self) -> dict[str, WeightTarget]:
-        """Map the name of every checkpoint tensor to the place where this rank puts it."""
-        return weight_targets(self)
 
     def embed_time(self, timesteps: Float32[Tensor, " rows"]) -> TimeEmbedding:
         """Embed one timestep per row; a schedule's rows can be embedded once and kept.

@@ -198,25 +198,11 @@ class Upsampler(nn.Module):
         elif self.time_conv is not None and history is not None:
             padded = torch.cat([history, x])
             kept = padded[-HISTORY_FRAMES:].clone()
-            x = _interleave(self.time_conv(padded))
+            # Two frames of each: the first half of its channels, then the second half.
+            x = torch.stack(self.time_conv(padded).chunk(2, dim=-1), dim=1).flatten(0, 1)
         time, height, width, _ = x.shape
         padded, own = columns.room(time, UPSAMPLE * height, UPSAMPLE * width, x)
-        _nearest(x, own)
+        squares = own.unflatten(2, (-1, UPSAMPLE)).unflatten(1, (-1, UPSAMPLE))
+        squares.copy_(x[:, :, None, :, None])
         columns.fill_borders(padded)
         return self.resample["1"](padded, padding=(1, columns.width_padding)), kept
-
-
-def _interleave(
-    x: Float[Tensor, "time height width double_channels"],
-) -> Float[Tensor, "double_time height width channels"]:
-    """Make two frames of each: the first half of its channels, then the second half."""
-    return torch.stack(x.chunk(2, dim=-1), dim=1).flatten(0, 1)
-
-
-def _nearest(
-    x: Float[Tensor, "time height width channels"],
-    target: Float[Tensor, "time double_height double_width channels"],
-) -> None:
-    """Write every pixel into a 2x2 square of the target."""
-    squares = target.unflatten(2, (-1, UPSAMPLE)).unflatten(1, (-1, UPSAMPLE))
-    squares.copy_(x[:, :, None, :, None])
