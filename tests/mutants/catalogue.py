@@ -285,8 +285,8 @@ _SESSIONS = (
         "the camera of keys stands still",
         ROLLOUTS,
         f"{MODEL}/camera.py",
-        "return camera, CameraState(state.next_chunk_index + 1, poses[-1], pitch_rad)",
-        "return camera, CameraState(state.next_chunk_index + 1, state.pose, pitch_rad)",
+        "return camera, poses[-1], pitch_rad",
+        "return camera, state.pose, pitch_rad",
     ),
     _mutant(
         "the transformer does not see the camera",

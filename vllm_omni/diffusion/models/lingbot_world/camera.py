@@ -7,7 +7,6 @@ far a session has come on it; ``next_chunk`` takes one state and returns the nex
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -216,8 +215,11 @@ class CameraState:
     pitch_rad: float
 
 
-@runtime_checkable
-class CameraTrack(Protocol):
+Shot = tuple[Float[Tensor, "384 3 latent_height latent_width"], Float64[np.ndarray, "4 4"], float]
+"""The camera tensor of one chunk, and pose and pitch of its last latent frame."""
+
+
+class CameraTrack:
     """The camera source of one session."""
 
     def fresh(self) -> CameraState:
@@ -232,14 +234,16 @@ class CameraTrack(Protocol):
         Raises:
             InternalError: if the plan does not fit the source, or the source has ended.
         """
-        ...
+        if plan.chunk_index != state.next_chunk_index:
+            raise InternalError(
+                f"the camera stands before chunk {state.next_chunk_index}, got chunk "
+                f"{plan.chunk_index}"
+            )
+        camera, pose, pitch_rad = self._shot(state, plan)
+        return camera, CameraState(plan.chunk_index + 1, pose, pitch_rad)
 
-
-def _check_order(state: CameraState, plan: ChunkPlan) -> None:
-    if plan.chunk_index != state.next_chunk_index:
-        raise InternalError(
-            f"the camera stands before chunk {state.next_chunk_index}, got chunk {plan.chunk_index}"
-        )
+    def _shot(self, state: CameraState, plan: ChunkPlan) -> Shot:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +299,7 @@ class RecordedTrack(CameraTrack):
         return cls(deltas, torch.tensor(intrinsics, dtype=wide), view)
 
     @override
-    def next_chunk(
-        self, state: CameraState, plan: ChunkPlan
-    ) -> tuple[Float[Tensor, "384 3 latent_height latent_width"], CameraState]:
-        _check_order(state, plan)
+    def _shot(self, state: CameraState, plan: ChunkPlan) -> Shot:
         first = state.next_chunk_index * LATENT_FRAMES_PER_CHUNK
         rows = slice(first, first + LATENT_FRAMES_PER_CHUNK)
         if first >= len(self.deltas):
@@ -307,7 +308,7 @@ class RecordedTrack(CameraTrack):
                 f"chunk {state.next_chunk_index}"
             )
         camera = self.view.fold(self.deltas[rows], self.intrinsics[rows])
-        return camera, CameraState(state.next_chunk_index + 1, state.pose, state.pitch_rad)
+        return camera, state.pose, state.pitch_rad
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +319,7 @@ class ScriptedTrack(CameraTrack):
     view: RayView
 
     @override
-    def next_chunk(
-        self, state: CameraState, plan: ChunkPlan
-    ) -> tuple[Float[Tensor, "384 3 latent_height latent_width"], CameraState]:
-        _check_order(state, plan)
+    def _shot(self, state: CameraState, plan: ChunkPlan) -> Shot:
         if state.next_chunk_index >= len(self.source.chunks):
             raise InternalError(
                 f"the camera script has {len(self.source.chunks)} chunks, got chunk "
@@ -330,7 +328,7 @@ class ScriptedTrack(CameraTrack):
         frames = self.source.chunks[state.next_chunk_index]
         poses, pitch_rad = integrate_keys(frames, state.pose, state.pitch_rad)
         camera = self.view.fold_after_anchor(state.pose, poses, translation_scale=None)
-        return camera, CameraState(state.next_chunk_index + 1, poses[-1], pitch_rad)
+        return camera, poses[-1], pitch_rad
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,16 +338,13 @@ class LiveTrack(CameraTrack):
     view: RayView
 
     @override
-    def next_chunk(
-        self, state: CameraState, plan: ChunkPlan
-    ) -> tuple[Float[Tensor, "384 3 latent_height latent_width"], CameraState]:
-        _check_order(state, plan)
+    def _shot(self, state: CameraState, plan: ChunkPlan) -> Shot:
         if plan.poses is None:
             raise InternalError(
                 f"chunk {plan.chunk_index} of a live camera needs three poses, got none"
             )
         camera = self.view.fold_after_anchor(state.pose, plan.poses, translation_scale=MOVE_STEP)
-        return camera, CameraState(state.next_chunk_index + 1, plan.poses[-1], state.pitch_rad)
+        return camera, plan.poses[-1], state.pitch_rad
 
 
 def create_camera_track(
