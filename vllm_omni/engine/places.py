@@ -189,11 +189,6 @@ class Fleet:
         return iter(tuple(self._replicas.values()))
 
     @property
-    def sessions(self) -> tuple[EngineSession, ...]:
-        """All sessions that hold a place."""
-        return tuple(session for places in self for session in places)
-
-    @property
     def num_sessions(self) -> int:
         """The number of sessions that hold a place."""
         return sum(len(places) for places in self)

@@ -49,11 +49,6 @@ class Line:
         """Go through the sessions as they are now, the head of the line first."""
         return iter(tuple(self._sessions.values()))
 
-    @property
-    def num_placeable(self) -> int:
-        """The number of sessions at the head of the line that can get a place now."""
-        return self._fleet.num_placeable(self)
-
     def find(self, session_id: str) -> EngineSession | None:
         """Return the session of this id if it stands in line."""
         return self._sessions.get(session_id)
@@ -64,7 +59,7 @@ class Line:
         Raises:
             ServerFullError: if nobody more may wait and no place is left.
         """
-        num_waiting = len(self) - self.num_placeable
+        num_waiting = len(self) - self._fleet.num_placeable(self)
         if num_waiting >= self._max_queued and (num_waiting or self._fleet.num_free <= len(self)):
             raise self._is_full(num_waiting)
 
@@ -75,7 +70,7 @@ class Line:
             ServerFullError: if nobody more may wait; the session is not in line then.
         """
         self._sessions[session.session_id] = session
-        num_waiting = len(self) - self.num_placeable
+        num_waiting = len(self) - self._fleet.num_placeable(self)
         if num_waiting > self._max_queued:
             self.leave(session)
             raise self._is_full(num_waiting - 1)
@@ -91,7 +86,8 @@ class Line:
 
     def tell_positions(self) -> None:
         """Tell its position to every session that has to wait; 1 is next."""
-        for position, session in enumerate([*self][self.num_placeable :], start=1):
+        waiting = [*self][self._fleet.num_placeable(self) :]
+        for position, session in enumerate(waiting, start=1):
             session.emit(Waiting(position))
 
     def _is_full(self, num_waiting: int) -> ServerFullError:
@@ -283,7 +279,7 @@ class Roster:
     def demand(self, now_s: float) -> Demand:
         """Return how many sessions wait and what room there is for them."""
         alive = [places for places in self.fleet if places.admits]
-        waiting, placeable = len(self.line), self.line.num_placeable
+        waiting, placeable = len(self.line), self.fleet.num_placeable(self.line)
         return Demand(
             waiting=waiting,
             free=self.fleet.num_free if placeable == waiting else placeable,

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from itertools import chain
 
 from vllm_omni.diffusion.geometry import VideoGeometry
 from vllm_omni.diffusion.messages import ChunkResult, GroupCapacity, SessionRequest
@@ -394,4 +395,4 @@ class Scheduler:
         self._roster.failure = copy.copy(error)
         for places in self._roster.fleet:
             places.offer(None)
-        self._roster.fail((*self._roster.fleet.sessions, *self._roster.line), error)
+        self._roster.fail((*chain(*self._roster.fleet), *self._roster.line), error)
