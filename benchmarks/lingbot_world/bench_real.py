@@ -20,13 +20,14 @@ from benchmarks.lingbot_world.roofline_devices import (
     decode_ms,
 )
 from benchmarks.lingbot_world.roofline_vae import Vae, count_decode
-from vllm_omni.diffusion.attention.backend import create_attention_backend
+from vllm_omni.diffusion.attention.backend import AttentionBackend, create_attention_backend
 from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts, TextKV
+from vllm_omni.diffusion.models.lingbot_world.blocks import EAGER, PostAttention
 from vllm_omni.diffusion.models.lingbot_world.chunk import (
     COMMIT_TIMESTEP,
     DmdSchedule,
@@ -112,6 +113,27 @@ def _rates(name: str | None) -> Device | None:
     return None if name is None else next(device for device in DEVICES if device.name == name)
 
 
+def transformer_of(
+    config: LingBotWorldConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    backend: AttentionBackend,
+    post_attention: PostAttention = EAGER,
+) -> CausalLingBotWorldTransformer3DModel:
+    """Build a transformer of one rank for a device, without weights."""
+    parts = LayerParts(
+        config=config,
+        dtype=dtype,
+        linear=PlainLinearMethod(),
+        product_with_gelu=GeluLinearMethod.where_it_is(device),
+        backend=backend,
+        tensor_parallel=SINGLE,
+        exchange=UlyssesExchange(SINGLE),
+    ).around_the_compiler()
+    with torch.device("meta"):
+        return CausalLingBotWorldTransformer3DModel(parts, post_attention)
+
+
 class World:
     """A transformer with the window of one session, and the parts of a chunk.
 
@@ -181,7 +203,8 @@ class RealBench:
             window_latent_frames=config.window.window_frames,
             sink_latent_frames=config.window.sink_frames,
         )
-        self.transformer = self._build_transformer()
+        self.transformer = transformer_of(config, torch.bfloat16, device, self.backend)
+        self._fill(self.transformer)
         self.world = World(self.transformer, scale.geometry, device)
         self.text = self.transformer.embed_text(self._random(TEXT_TOKENS, config.text_dim))
 
@@ -300,21 +323,6 @@ class RealBench:
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self.device, dtype=torch.bfloat16)
-
-    def _build_transformer(self) -> CausalLingBotWorldTransformer3DModel:
-        parts = LayerParts(
-            config=self.scale.transformer,
-            dtype=torch.bfloat16,
-            linear=PlainLinearMethod(),
-            product_with_gelu=GeluLinearMethod.where_it_is(self.device),
-            backend=self.backend,
-            tensor_parallel=SINGLE,
-            exchange=UlyssesExchange(SINGLE),
-        ).around_the_compiler()
-        with torch.device("meta"):
-            model = CausalLingBotWorldTransformer3DModel(parts)
-        self._fill(model)
-        return model
 
     def _fill(self, module: torch.nn.Module) -> None:
         materialize(module, self.device)

@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import Work
+from typing_extensions import override
 
 from benchmarks.lingbot_world.bench_real import World, scale_of
 from benchmarks.lingbot_world.chunk_times import ChunkTimes, chunk_times
@@ -32,6 +34,7 @@ from benchmarks.lingbot_world.kernel_counter import (
     KernelCounter,
     Kind,
     launched,
+    note,
     totals,
 )
 from benchmarks.lingbot_world.roofline import TRIMMED, table, vae_counts
@@ -44,9 +47,9 @@ from benchmarks.lingbot_world.roofline_counts import (
 )
 from benchmarks.lingbot_world.roofline_devices import TERA
 from benchmarks.lingbot_world.roofline_vae import Vae, fused_bytes
-from benchmarks.lingbot_world.silent_ranks import SilentExchange, SilentGroup, SilentShard
 from vllm_omni.diffusion.attention.backend import create_attention_backend
-from vllm_omni.diffusion.distributed.parallel_state import SINGLE, TrafficKind
+from vllm_omni.diffusion.distributed.comm import Message, UlyssesExchange
+from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup, TrafficKind
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
 from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
@@ -55,7 +58,7 @@ from vllm_omni.diffusion.models.lingbot_world.pixel_output import to_uint8
 from vllm_omni.diffusion.models.lingbot_world.transformer import (
     CausalLingBotWorldTransformer3DModel,
 )
-from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME
+from vllm_omni.diffusion.models.lingbot_world.vae.columns import WHOLE_FRAME, ColumnShard
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
 
@@ -67,6 +70,57 @@ TRANSFORMER_PARTS = ("camera", "probes", "commit")
 
 PartKernels = dict[str, list[Kernel]]
 """The kernels of each part of a chunk, by the name of the part."""
+
+
+@dataclass(frozen=True, slots=True)
+class SilentGroup(RankGroup):
+    """A place among ranks that are not there: nothing is sent, what arrives has no values."""
+
+    @override
+    def all_gather(self, received: Tensor, mine: Tensor) -> None:
+        """Leave ``received`` as it is; on ``meta`` it has no values."""
+        note(
+            Kernel("gather", Kind.MESSAGE, mine.nbytes * (self.size - 1)),
+            Kernel("gather", Kind.WAIT, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SilentMessage(Message):
+    """A message that nobody gets."""
+
+    name: str
+
+    @override
+    def wait(self) -> None:
+        note(Kernel(self.name, Kind.WAIT, 0))
+
+
+class SilentExchange(UlyssesExchange):
+    """Packs, counts and unpacks as the product does, and sends nothing."""
+
+    @override
+    def _all_to_all(self, received: Tensor, send: Tensor, kind: TrafficKind) -> Message:
+        name = f"all to all of {tuple(send.shape)}"
+        sent_bytes = send.nbytes - send.nbytes // self.group.size
+        with kind.counted(sent_bytes):
+            note(Kernel(name, Kind.MESSAGE, sent_bytes))
+        return SilentMessage(Work(), send, kind, name)
+
+
+@dataclass(frozen=True, slots=True)
+class SilentShard(ColumnShard):
+    """A rank with a neighbour at each side."""
+
+    @override
+    def swap(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Return borders of the right shape."""
+        return torch.empty_like(left), torch.empty_like(right)
+
+    @override
+    def gather_slabs(self, slab: Tensor) -> Tensor:
+        """Return slabs of the right shape."""
+        return slab.new_empty(self.group.size, *slab.shape)
 
 
 def count_kernels(work: Callable[[], object]) -> list[Kernel]:

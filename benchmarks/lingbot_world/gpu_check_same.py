@@ -5,21 +5,14 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from benchmarks.lingbot_world.bench_real import Scale, World, scale_of
+from benchmarks.lingbot_world.bench_real import Scale, World, scale_of, transformer_of
 from benchmarks.lingbot_world.roofline_counts import TEXT_TOKENS
 from vllm_omni.diffusion.attention.backend import create_attention_backend
-from vllm_omni.diffusion.distributed.comm import UlyssesExchange
-from vllm_omni.diffusion.distributed.parallel_state import SINGLE
 from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
-from vllm_omni.diffusion.layers.linear import GeluLinearMethod, PlainLinearMethod
-from vllm_omni.diffusion.models.lingbot_world.attention import LayerParts
 from vllm_omni.diffusion.models.lingbot_world.blocks import EAGER, PostAttention
 from vllm_omni.diffusion.models.lingbot_world.config import CAMERA_CHANNELS
 from vllm_omni.diffusion.models.lingbot_world.lease_capture import LeaseSize
 from vllm_omni.diffusion.models.lingbot_world.leased_post_attention import LeasedPostAttention
-from vllm_omni.diffusion.models.lingbot_world.transformer import (
-    CausalLingBotWorldTransformer3DModel,
-)
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE, fuse_norms
 from vllm_omni.diffusion.models.loader import materialize
@@ -51,17 +44,9 @@ class SmallWorld:
         if leased:
             runtime = create_platform(device.type).graph_runtime()
             post = LeasedPostAttention(runtime, LeaseSize(tokens, scale.transformer.dim, device))
-        parts = LayerParts(
-            config=scale.transformer,
-            dtype=dtype,
-            linear=PlainLinearMethod(),
-            product_with_gelu=GeluLinearMethod.where_it_is(device),
-            backend=create_attention_backend(backend),
-            tensor_parallel=SINGLE,
-            exchange=UlyssesExchange(SINGLE),
-        ).around_the_compiler()
+        attention = create_attention_backend(backend)
+        self.transformer = transformer_of(scale.transformer, dtype, device, attention, post)
         with torch.device("meta"):
-            self.transformer = CausalLingBotWorldTransformer3DModel(parts, post)
             self.vae = WanVAE(scale.vae).to(dtype)
         fill(self.transformer, device, _STD)
         fill(self.vae, device, _STD)

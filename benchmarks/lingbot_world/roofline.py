@@ -91,17 +91,15 @@ class Latency:
 def resident(model: Model, vae: Vae, ranks: int) -> Resident:
     """Count what stays in memory: the window, camera and VAE state are shared by ranks."""
     size, stream = model.element_bytes, 2 * model.dim * model.layers * model.element_bytes
-    sides = {"height": model.height, "width": model.width, "latent_frames": LATENT_FRAMES}
-    decoder = count_decode(vae, **sides, first=False).history_elements
-    encoder = count_encode(vae, **sides, first=False).history_elements
+    counts = vae_counts(model, vae)
     return Resident(
         weights_bytes=parameter_count(model) * size,
         text_encoder_bytes=TEXT_ENCODER_PARAMETERS * size,
         window_kv_bytes=model.window_tokens * stream // ranks,
         cross_kv_bytes=TEXT_TOKENS * stream,
         camera_bytes=model.chunk_tokens * stream // ranks,
-        decoder_history_bytes=decoder * size // ranks,
-        encoder_history_bytes=encoder * size // ranks,
+        decoder_history_bytes=counts["decode"].history_elements * size // ranks,
+        encoder_history_bytes=counts["encode"].history_elements * size // ranks,
     )
 
 
@@ -116,23 +114,17 @@ def work_of(model: Model, variant: Variant, ranks: int, visible: int | None = No
 
 def latency(model: Model, vae: Vae, device: Device, ranks: int) -> Latency:
     """Compose the practical times; the first chunk is four probes of a three-frame window."""
-    bf16 = PRECISIONS[0]
-    sides = {"height": model.height, "width": model.width, "latent_frames": LATENT_FRAMES}
+    bf16, counts = PRECISIONS[0], vae_counts(model, vae)
     steady = chunk_time(
         model, device, work_of(model, TRIMMED, ranks), ranks=ranks, precision=bf16
     ).practical_ms
     first_work = work_of(model, WITHOUT_COMMIT, ranks, model.chunk_tokens)
     first = chunk_time(model, device, first_work, ranks=ranks, precision=bf16).practical_ms
     decode, first_decode = (
-        decode_ms(
-            device,
-            count_decode(vae, **sides, first=is_first),
-            ranks=ranks,
-            element_bytes=model.element_bytes,
-        )
-        for is_first in (False, True)
+        decode_ms(device, counts[name], ranks=ranks, element_bytes=model.element_bytes)
+        for name in ("decode", "decode, first chunk")
     )
-    encode = encode_ms(device, count_encode(vae, **sides, first=True)) / ranks
+    encode = encode_ms(device, counts["encode, first chunk"]) / ranks
     text_kv = 1e3 * text_kv_flops(model) / TERA / device.gemm_p
     probes = steady * 4 / 5
     return Latency(

@@ -20,8 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.lingbot_world.fake_gpu import allow_fake_cuda
-from benchmarks.lingbot_world.fused_kernels import PlannedAttention
+from benchmarks.lingbot_world.fused_kernels import PlannedAttention, allow_fake_cuda
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.distributed.comm import UlyssesExchange
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE
