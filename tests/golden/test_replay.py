@@ -54,6 +54,17 @@ def test_full_sets(name):
     assert_replayed(Archive(golden_dir()), name)
 
 
+@pytest.mark.advanced_model
+@requires_golden
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+@pytest.mark.parametrize("name", FULL_SETS)
+def test_full_sets_whole(name):
+    """Under the manifests' tolerances, the long ones too, at one and at two threads."""
+    assert_replayed(Archive(golden_dir()), name)
+
+
 def test_subset_is_small():
     files = [path for path in SUBSET_DIR.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 3 * 10**6

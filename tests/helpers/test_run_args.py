@@ -1,9 +1,12 @@
-"""The rules of collection, checked by running pytest on small files of its own."""
+"""The rules of collection, checked by running pytest on small files; marks by hardware."""
 
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.helpers.mark import hardware_test
 
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.core_model, pytest.mark.cpu]
@@ -106,3 +109,34 @@ def test_only_timing_is_retried_and_its_last_chance_fails_the_run(
     wanted = f"{failures} of 2 retries: tests/test_sample.py::test_slow"
     assert retried == ([wanted] if failures else [])
     assert len((project.path / "exact").read_text()) == 1
+
+
+def _marks(res: dict[str, str], **options: object) -> dict[str, pytest.Mark]:
+    def sample() -> None: ...
+
+    return {mark.name: mark for mark in hardware_test(res, **options)(sample).pytestmark}
+
+
+def test_cpu_always_runs():
+    marks = _marks({"cpu": ""})
+    assert set(marks) == {"cpu", "skipif"}
+    assert marks["skipif"].args == (False,)
+
+
+def test_an_absent_card_skips():
+    marks = _marks({"cuda": "H100"}, num_cards=99)
+    assert set(marks) == {"cuda", "gpu", "skipif"}
+    assert marks["skipif"].args == (True,)
+
+
+def test_cards_are_counted_for_each_platform():
+    present = torch.cuda.device_count()
+    marks = _marks({"cuda": "", "npu": ""}, num_cards={"cuda": present, "npu": 99})
+    assert {"cuda", "npu", "gpu"} <= set(marks)
+    assert marks["skipif"].args == (False,)
+
+
+@pytest.mark.parametrize("res", [{}, {"rocm": "MI325"}])
+def test_other_platforms_are_refused(res):
+    with pytest.raises(ValueError, match="cpu, cuda and npu"):
+        hardware_test(res)

@@ -1,16 +1,94 @@
-"""The plan as a whole, and the command that prints it."""
+"""The plan: formulas against sums by hand, published values and a simulation; the simulation."""
 
 import json
+from math import factorial
 
 import pytest
 
 from tests.helpers.server import ROOT
+from vllm_omni.diffusion.geometry import chunk_play_ms
 from vllm_omni.entrypoints.cli.main import dispatch
 from vllm_omni.errors import ConfigError
-from vllm_omni.tools.capacity.plan import Demands, make_plan, simulate_plan
-from vllm_omni.tools.capacity.simulation import Policy
+from vllm_omni.tools.capacity.plan import (
+    Demands,
+    make_plan,
+    mean_wait_s,
+    places_for,
+    sessions_per_group,
+    simulate_plan,
+    waiting_share,
+)
+from vllm_omni.tools.capacity.simulation import Crowd, Policy, simulate
 
 pytestmark = [pytest.mark.core_model, pytest.mark.omni, pytest.mark.cpu]
+
+CROWD = Crowd(viewers=95.0, patience_s=120.0)
+
+
+def erlang_c(places: int, load: float) -> float:
+    """The textbook's form, with factorials."""
+    last = load**places / factorial(places) * places / (places - load)
+    return last / (sum(load**n / factorial(n) for n in range(places)) + last)
+
+
+@pytest.mark.parametrize(("places", "load"), [(1, 0.5), (2, 1.9), (14, 8.0), (60, 51.5)])
+def test_the_share_that_waits_is_erlangs(places, load):
+    # Two ways to add up the same positive terms: equal but for rounding.
+    assert waiting_share(places, load) == pytest.approx(erlang_c(places, load), rel=1e-9)
+    assert waiting_share(places, float(places)) == 1.0
+
+
+@pytest.mark.parametrize(("load", "places"), [(8.0, 14), (32.0, 43), (1e3, 1056), (1e4, 10_175)])
+def test_places_for_one_in_twenty_waiting(load, places):
+    """Worked out once by another program."""
+    assert places_for(load, 0.05) == places
+    assert waiting_share(places, load) <= 0.05 < waiting_share(places - 1, load)
+
+
+def test_worlds_of_a_group_are_a_step_function():
+    assert chunk_play_ms(16.0) == 750.0
+    assert chunk_play_ms(24.0) == 500.0
+    steps = {560.0: 1, 460.0: 1, 376.0: 1, 375.0: 2, 281.0: 2, 250.0: 3, 751.0: 0}
+    assert {ms: sessions_per_group(ms, 16.0) for ms in steps} == steps
+    assert sessions_per_group(560.0, 24.0) == 0
+
+
+def test_the_simulation_agrees_where_the_formula_is_exact():
+    """One line, exponential stays, endless patience: what Erlang assumed.
+
+    40,000 arrivals that come in bunches: the share is known to about a tenth of itself.
+    """
+    crowd = Crowd(viewers=8.0, stay_s=600.0, spread=0.0)
+    waits = simulate(crowd, pods=1, places=10, arrivals=40_000, seed=1)
+    assert waits.waiting == pytest.approx(waiting_share(10, 8.0), rel=0.1)
+    assert waits.mean_s == pytest.approx(mean_wait_s(10, 8.0, 600.0), rel=0.2)
+    assert waits.in_use == pytest.approx(0.8, rel=0.05)
+
+
+def waits(policy: Policy, **changes: object):
+    return simulate(CROWD, policy=policy, arrivals=4_000, **{"pods": 25, "places": 4} | changes)
+
+
+def test_least_connections_comes_close_to_one_line_and_blind_policies_do_not():
+    """A waiter is stuck on a pod: places elsewhere stay free, and more viewers give up."""
+    one_line = waits(Policy.LEAST, pods=1, places=100)
+    least, turns, blind = waits(Policy.LEAST), waits(Policy.ROUND_ROBIN), waits(Policy.RANDOM)
+    assert one_line.gave_up <= least.gave_up < 0.05
+    assert 2 * least.gave_up < turns.gave_up < blind.gave_up
+    assert one_line.in_use > least.in_use > turns.in_use > blind.in_use
+
+
+def test_nobody_waits_beyond_patience_and_the_same_seed_says_the_same():
+    crowded = waits(Policy.RANDOM, places=3)
+    assert crowded.gave_up > 0.1
+    assert crowded.p99_s <= 120.0
+    assert crowded == waits(Policy.RANDOM, places=3)
+    assert crowded != waits(Policy.RANDOM, places=3, seed=1)
+
+
+def test_with_room_for_everybody_nobody_waits():
+    idle = waits(Policy.LEAST, places=10)
+    assert (idle.waiting, idle.gave_up, idle.p99_s, idle.mean_s) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_ten_thousand_viewers():
