@@ -1,8 +1,10 @@
 """Fixtures for tests that drive the page in the system's Chromium, headless."""
 
+import atexit
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -115,21 +117,22 @@ def browser() -> Iterator["Browser"]:
         launched.close()
 
 
-@pytest.fixture(scope="module")
-def running_server() -> Iterator[FakeServer]:
+@cache
+def _running_server() -> FakeServer:
     server = FakeServer()
     server.start()
-    yield server
-    server.stop()
+    atexit.register(server.stop)
+    return server
 
 
 @pytest.fixture
-def server(running_server: FakeServer) -> FakeServer:
-    """The module's server with a fresh script."""
-    running_server.script = Script()
-    running_server.received.clear()
-    running_server.requests.clear()
-    return running_server
+def server() -> FakeServer:
+    """The server of all tests of a process, with a fresh script."""
+    running = _running_server()
+    running.script = Script()
+    running.received.clear()
+    running.requests.clear()
+    return running
 
 
 def open_visit(

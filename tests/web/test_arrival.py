@@ -4,19 +4,11 @@ import re
 
 import pytest
 
-from tests.web.browser import (
-    MARKS,
-    browser,
-    open_visit,
-    running_server,
-    server,
-    visit,
-    visit_with,
-)
+from tests.web.browser import MARKS, browser, open_visit, server, visit, visit_with
 from tests.web.fake_server import FakeServer, Script
 from vllm_omni.entrypoints.server import protocol
 
-__all__ = ["browser", "running_server", "server", "visit", "visit_with"]
+__all__ = ["browser", "server", "visit", "visit_with"]
 
 pytestmark = MARKS
 

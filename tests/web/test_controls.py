@@ -2,19 +2,9 @@
 
 import pytest
 
-from tests.web.browser import (
-    FORWARD,
-    MARKS,
-    REST,
-    browser,
-    cameras,
-    running_server,
-    server,
-    visit,
-    visit_with,
-)
+from tests.web.browser import FORWARD, MARKS, REST, browser, cameras, server, visit, visit_with
 
-__all__ = ["browser", "running_server", "server", "visit", "visit_with"]
+__all__ = ["browser", "server", "visit", "visit_with"]
 
 pytestmark = MARKS
 

@@ -11,13 +11,12 @@ from tests.web.browser import (
     PHONE,
     browser,
     cameras,
-    running_server,
     server,
     visit,
     visit_with,
 )
 
-__all__ = ["browser", "running_server", "server", "visit", "visit_with"]
+__all__ = ["browser", "server", "visit", "visit_with"]
 
 pytestmark = MARKS
 

@@ -3,19 +3,12 @@
 import numpy as np
 import pytest
 
-from tests.web.browser import (
-    MARKS,
-    browser,
-    running_server,
-    server,
-    visit,
-    visit_with,
-)
+from tests.web.browser import MARKS, browser, server, visit, visit_with
 from vllm_omni.diffusion.camera_motion import integrate_keys
 from vllm_omni.engine.interactions import ControlEvent, SteeredCamera
 from vllm_omni.inputs.interaction import parse_camera_payload
 
-__all__ = ["browser", "running_server", "server", "visit", "visit_with"]
+__all__ = ["browser", "server", "visit", "visit_with"]
 
 pytestmark = MARKS
 

@@ -4,18 +4,11 @@ import re
 
 import pytest
 
-from tests.web.browser import (
-    MARKS,
-    browser,
-    running_server,
-    server,
-    visit,
-    visit_with,
-)
+from tests.web.browser import MARKS, browser, server, visit, visit_with
 from vllm_omni.diffusion.utils.scenes import SCENES
 from vllm_omni.entrypoints.server import protocol
 
-__all__ = ["browser", "running_server", "server", "visit", "visit_with"]
+__all__ = ["browser", "server", "visit", "visit_with"]
 
 pytestmark = MARKS
 

@@ -7,20 +7,10 @@ from pathlib import Path
 import av
 import pytest
 
-from tests.web.browser import (
-    FORWARD,
-    MARKS,
-    REST,
-    browser,
-    cameras,
-    running_server,
-    server,
-    visit,
-    visit_with,
-)
+from tests.web.browser import FORWARD, MARKS, REST, browser, cameras, server, visit, visit_with
 from vllm_omni.entrypoints.server import protocol
 
-__all__ = ["browser", "running_server", "server", "visit", "visit_with"]
+__all__ = ["browser", "server", "visit", "visit_with"]
 
 pytestmark = MARKS
 
