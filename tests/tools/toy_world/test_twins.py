@@ -12,9 +12,9 @@ from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK
 from vllm_omni.diffusion.models.lingbot_world.vae.config import VaeConfig
 from vllm_omni.diffusion.models.lingbot_world.vae.state import DecoderState, EncoderState
 from vllm_omni.diffusion.models.lingbot_world.vae.vae import WanVAE
-from vllm_omni.tools.toy_world.export import write_checkpoint
 from vllm_omni.tools.toy_world.prompts import embed_prompts
 from vllm_omni.tools.toy_world.score import load, play
+from vllm_omni.tools.toy_world.train import write_checkpoint
 from vllm_omni.tools.toy_world.train_vae import chunk_of, condition_of
 from vllm_omni.tools.toy_world.train_world import SIGMAS
 from vllm_omni.tools.toy_world.vae_twin import VaeShape, VaeTwin
