@@ -1,6 +1,7 @@
-"""Marks of a test by the hardware it needs."""
+"""Marks of a test by the hardware that it needs, and of a costly variant by its level."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 CPU = "cpu"
 HARDWARE_MARKS = frozenset({CPU, "gpu", "cuda", "npu"})
 LEVEL_MARKS = frozenset({"core_model", "advanced_model", "full_model"})
+advanced = partial(pytest.param, marks=pytest.mark.advanced_model)
+"""Values of a costly variant, which runs before a release."""
 
 
 def hardware_test(

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.lingbot_world.roofline_counts import VARIANTS, chunk_exchange, read_model
 from tests.helpers.distributed import run_ranks
+from tests.helpers.mark import advanced
 from tests.helpers.rollouts import NUM_CHUNKS, RankRollout, roll
 from tests.helpers.tiny import tiny_checkpoint_dir, tiny_config
 from tests.helpers.watched_rollouts import WATCHED_CHUNKS, ShapeGuard, roll_watched
@@ -49,12 +50,7 @@ SMALL, WIDE = VideoGeometry(64, 96), VideoGeometry(96, 160)
 
 @pytest.mark.parametrize(
     ("ranks", "size"),
-    [
-        (2, SMALL),
-        pytest.param(4, SMALL, marks=pytest.mark.advanced_model),
-        pytest.param(2, WIDE, marks=pytest.mark.advanced_model),
-        pytest.param(4, WIDE, marks=pytest.mark.advanced_model),
-    ],
+    [(2, SMALL), advanced(4, SMALL), advanced(2, WIDE), advanced(4, WIDE)],
 )
 def test_rollout_is_bitwise_that_of_one_rank(ranks, size):
     expected, made = alone(size), together(1, ranks, size)
@@ -99,7 +95,7 @@ def largest_difference(one: RankRollout, other: RankRollout) -> float:
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.advanced_model)])
+@pytest.mark.parametrize("ranks", [2, advanced(4)])
 def test_collectives_and_their_bytes_are_the_formula(ranks):
     """Of the transformer: each rank encodes whole frames."""
     parallel = DiffusionParallelConfig(ulysses_degree=ranks)
@@ -150,11 +146,7 @@ def test_the_guard_finds_modulation_per_token():
 
 @pytest.mark.parametrize(
     ("tp", "sp"),
-    [
-        (2, 1),
-        pytest.param(2, 2, marks=pytest.mark.advanced_model),
-        pytest.param(4, 1, marks=pytest.mark.advanced_model),
-    ],
+    [(2, 1), advanced(2, 2), advanced(4, 1)],
 )
 def test_tensor_parallel_is_within_1e_5_of_one_rank(tp, sp):
     """Up to reordering: sums over ranks add partial sums; 1e-5 on latents of unit scale."""

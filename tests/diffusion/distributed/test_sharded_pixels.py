@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.helpers.distributed import run_ranks
+from tests.helpers.mark import advanced
 from tests.helpers.rollouts import RankRollout, roll
 from tests.helpers.tiny import tiny_config
 from tests.helpers.vae_builders import tiny_vae
@@ -45,11 +46,7 @@ def roll_in_modes(state: ParallelState, config, output: OutputKind) -> dict[str,
 
 @pytest.mark.parametrize(
     ("parallel", "size"),
-    [
-        (TWO, EVEN),
-        pytest.param(FOUR, EVEN, marks=pytest.mark.advanced_model),
-        pytest.param(FOUR, ODD, marks=pytest.mark.advanced_model),
-    ],
+    [(TWO, EVEN), advanced(FOUR, EVEN), advanced(FOUR, ODD)],
 )
 def test_modes_agree_chunk_after_chunk(parallel, size):
     """Bitwise between modes; against one rank bitwise for even shares, else one level apart."""
@@ -68,11 +65,7 @@ def test_modes_agree_chunk_after_chunk(parallel, size):
 
 @pytest.mark.parametrize(
     ("parallel", "size", "tolerance"),
-    [
-        pytest.param(TWO, EVEN, 0.0, marks=pytest.mark.advanced_model),
-        pytest.param(FOUR, EVEN, 0.0, marks=pytest.mark.advanced_model),
-        pytest.param(FOUR, ODD, 2e-6, marks=pytest.mark.advanced_model),
-    ],
+    [advanced(TWO, EVEN, 0.0), advanced(FOUR, EVEN, 0.0), advanced(FOUR, ODD, 2e-6)],
 )
 def test_float_pixels(parallel, size, tolerance):
     """Bitwise for even shares; odd shares change the width that kernels see: 2e-6."""

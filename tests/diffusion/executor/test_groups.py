@@ -25,6 +25,7 @@ from tests.helpers.fixtures.carriers import (
     group_executor,
     raylets,
 )
+from tests.helpers.mark import advanced
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
 from vllm_omni.diffusion.data import DiffusionParallelConfig
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
@@ -69,7 +70,7 @@ def two_ranks(carrier):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.advanced_model)])
+@pytest.mark.parametrize("rank", [0, advanced(1)])
 def test_a_killed_rank_is_named_and_a_new_group_is_right(carrier, two_ranks, rank):
     request, session_id = small_request(num_chunks=3), f"die:1:{rank}"
     expected = make_rollout(two_ranks, request)

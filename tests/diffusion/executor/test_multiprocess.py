@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.helpers.faults import process_ids, silent_main
+from tests.helpers.mark import advanced
 from tests.helpers.sessions import make_rollout, small_request
 from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
@@ -144,11 +145,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "ending",
-    [
-        "time.sleep(600)",
-        pytest.param("sys.exit(3)", marks=pytest.mark.advanced_model),
-        pytest.param("raise SystemError", marks=pytest.mark.advanced_model),
-    ],
+    ["time.sleep(600)", advanced("sys.exit(3)"), advanced("raise SystemError")],
 )
 def test_no_worker_outlives_its_parent(ending, tmp_path):
     """Killed, leaving, or leaving by an error, without a shutdown in any case."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.fixtures.carriers import carrier, group_config, group_executor, raylets
+from tests.helpers.mark import advanced
 from tests.helpers.rollouts import PROMPTS
 from tests.helpers.sessions import make_chunks, make_rollout, small_request
 from tests.helpers.tiny import tiny_config
@@ -31,9 +32,7 @@ def one():
     made.shutdown()
 
 
-@pytest.fixture(
-    scope="module", params=["SP2", pytest.param("TP2xSP2", marks=pytest.mark.advanced_model)]
-)
+@pytest.fixture(scope="module", params=["SP2", advanced("TP2xSP2")])
 def group(request, carrier):
     made = group_executor(
         group_config(carrier, parallel=WORLDS[request.param], max_num_seqs=SESSIONS)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tests.helpers.mark import advanced
 from tests.helpers.model_builders import (
     keys_request,
     run_rollout,
@@ -95,9 +96,9 @@ def let_fail(worker, monkeypatch):
 
 PLACES = (
     "probe",
-    pytest.param("decode", marks=pytest.mark.advanced_model),
+    advanced("decode"),
     "commit",
-    pytest.param("last_layer", marks=pytest.mark.advanced_model),
+    advanced("last_layer"),
 )
 
 

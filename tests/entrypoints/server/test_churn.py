@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.local_server import local_server, wait_until
+from tests.helpers.mark import advanced
 from tests.helpers.server import RealServer, tiny_server
 from tests.helpers.socket_client import SocketClient, camera_event, socket_client, start_message
 
@@ -84,10 +85,7 @@ async def visit_and_look(server: RealServer) -> list[Belongings]:
 
 @pytest.mark.parametrize(
     "sessions",
-    [
-        pytest.param(20, marks=pytest.mark.advanced_model),
-        pytest.param(200, marks=pytest.mark.soak),
-    ],
+    [advanced(20), pytest.param(200, marks=pytest.mark.soak)],
 )
 async def test_sessions_leave_nothing_behind(tiny_server, sessions):
     server = tiny_server

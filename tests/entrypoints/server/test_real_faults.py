@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from tests.helpers.faulty_serve import fault_prompt
+from tests.helpers.mark import advanced
 from tests.helpers.server import FAULTY, RealServer, real_server, tiny_server
 from tests.helpers.socket_client import SocketClient, play, socket_client, start_message
 
@@ -37,7 +38,7 @@ def held_bytes(server: RealServer) -> float:
 
 class TestOneChunkFails:
     @pytest.mark.parametrize("place", ["open", "probe", "decode", "commit"])
-    @pytest.mark.parametrize("kind", ["oom", pytest.param("bug", marks=pytest.mark.advanced_model)])
+    @pytest.mark.parametrize("kind", ["oom", advanced("bug")])
     async def test_one_session_ends_and_another_goes_on(self, tiny_server, kind, place):
         server = tiny_server
         chunk = 0 if place == "open" else 1

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.mark import advanced
 from tests.helpers.model_builders import (
     SMALL,
     keys_request,
@@ -52,9 +53,7 @@ def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
 # --- sessions are alone -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "output", [pytest.param(OutputKind.LATENT, marks=pytest.mark.advanced_model), OutputKind.UINT8]
-)
+@pytest.mark.parametrize("output", [advanced(OutputKind.LATENT), OutputKind.UINT8])
 def test_interleaved_sessions_equal_each_alone(worker, output):
     """Bitwise, latents and pixels: A0 B0 A1 B1 ... is A0 A1 ... and B0 B1 ..."""
     requests = {"a": keys_request(CHUNKS, seed=1, output=output, prompt="a jungle"),
@@ -287,11 +286,7 @@ def test_the_deploy_window_replaces_the_checkpoints():
 
 @pytest.mark.parametrize(
     "page_tokens",
-    [
-        pytest.param(1, marks=pytest.mark.advanced_model),
-        7,
-        pytest.param(128, marks=pytest.mark.advanced_model),
-    ],
+    [advanced(1), 7, advanced(128)],
 )
 def test_page_size_changes_no_bit(page_tokens):
     """Bitwise."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from tests.helpers.mark import advanced
 from tests.helpers.vae_builders import random_latents, tiny_vae
 from vllm_omni.diffusion.distributed.parallel_state import SINGLE, RankGroup
 from vllm_omni.diffusion.models.lingbot_world.vae.columns import (
@@ -72,7 +73,7 @@ def encoded(latent_width: int, columns: Columns) -> tuple[Tensor, EncoderState]:
     return torch.cat([first, second], dim=1), state
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.advanced_model)])
+@pytest.fixture(scope="module", params=[2, advanced(3)])
 def sharded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[int, Case]]:

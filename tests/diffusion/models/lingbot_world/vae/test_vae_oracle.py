@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.golden import assert_matches, load_set, requires_golden
+from tests.helpers.mark import advanced
 from tests.helpers.vae_builders import (
     decode_in_calls,
     encode_in_calls,
@@ -31,7 +32,7 @@ MOMENTS_TOLERANCE = {"rtol": 1e-5, "atol": 3e-5}
 SIZES = [
     (32, 32),
     (48, 80),
-    *(pytest.param(size, marks=pytest.mark.advanced_model) for size in [(96, 64), (16, 112)]),
+    *(advanced(size) for size in [(96, 64), (16, 112)]),
 ]
 # Norms over fewer channels than eight amplify rounding beyond any fixed tolerance.
 RANDOM = {
