@@ -18,7 +18,6 @@ from vllm_omni.diffusion.geometry import LATENT_FRAMES_PER_CHUNK, VideoGeometry
 from vllm_omni.diffusion.layers.linear import PlainLinearMethod
 from vllm_omni.diffusion.layers.weights import weight_targets
 from vllm_omni.diffusion.messages import (
-    ChunkPlan,
     OutputKind,
     ScriptedKeys,
     SessionRequest,
@@ -206,16 +205,6 @@ def small_config(**changes: object) -> OmniDiffusionConfig:
 def tiny_worker() -> Worker:
     """A worker of the tiny checkpoint for two sessions. Leave no session open."""
     return Worker(small_config())
-
-
-def run_rollout(worker: Worker, request: SessionRequest, session_id: str = "rollout") -> list:
-    """All chunks' arrays of a rollout made alone."""
-    worker.open_session(session_id, request)
-    results: list = []
-    for chunk in range(request.num_chunks or 0):
-        worker.run_chunk(ChunkPlan(session_id, chunk), results.append)
-    worker.close_session(session_id)
-    return [result.data for result in results]
 
 
 def write_transformer(

@@ -13,6 +13,7 @@ from vllm_omni.diffusion.messages import (
     SessionRequest,
     SourceImage,
 )
+from vllm_omni.diffusion.worker.worker import Worker
 
 KEYS = ("w", "wj", "d", "si", "", "wl", "a", "wk")
 """Keys held in chunk after chunk; the camera never repeats itself within the window."""
@@ -43,7 +44,7 @@ def small_request(
 
 
 def make_chunks(
-    executor: Executor,
+    executor: Executor | Worker,
     session_id: str,
     indices: range,
     prompts: dict[int, PromptStep] | None = None,
@@ -57,7 +58,7 @@ def make_chunks(
 
 
 def make_rollout(
-    executor: Executor,
+    executor: Executor | Worker,
     request: SessionRequest,
     *,
     session_id: str = "rollout",

@@ -8,7 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.helpers.model_builders import keys_request, run_rollout, small_config, tiny_worker
+from tests.helpers.model_builders import keys_request, small_config, tiny_worker
+from tests.helpers.sessions import make_rollout
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.messages import ChunkPlan, EncoderOptions, SessionRequest, VideoSettings
 from vllm_omni.diffusion.worker import encoding
@@ -70,7 +71,7 @@ def filmed(seed: int = 1) -> SessionRequest:
 
 @cache
 def pixels(seed: int) -> list[np.ndarray]:
-    return run_rollout(encoding_worker(), keys_request(2, seed=seed))
+    return make_rollout(encoding_worker(), keys_request(2, seed=seed))
 
 
 def expected(*seeds: int) -> list[bytes]:
@@ -116,7 +117,7 @@ def test_two_worlds_at_once_one_of_which_begins_anew(worker):
 
 def test_pixels_for_who_asks_for_none():
     """Bitwise what another kind of worker makes."""
-    alone = run_rollout(tiny_worker(), keys_request(2, seed=1))
+    alone = make_rollout(tiny_worker(), keys_request(2, seed=1))
     assert all(np.array_equal(a, b) for a, b in zip(pixels(1), alone, strict=True))
     assert alive() == 0
 

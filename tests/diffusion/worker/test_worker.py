@@ -9,8 +9,8 @@ import torch
 from tests.helpers.mark import advanced
 from tests.helpers.model_builders import (
     keys_request,
-    run_rollout,
 )
+from tests.helpers.sessions import make_rollout
 from vllm_omni.diffusion.messages import ChunkPlan
 from vllm_omni.diffusion.models.lingbot_world.blocks import LingBotWorldBlock
 from vllm_omni.diffusion.models.lingbot_world.pipeline import LingBotWorldCausalDMDPipeline
@@ -106,7 +106,7 @@ PLACES = (
 def test_a_raise_frees_the_session_and_the_next_one_is_as_if_alone(worker, place, let_fail):
     """Bitwise: nothing of a failed session is left in the pool or in the modules."""
     request = keys_request(3)
-    alone = run_rollout(worker, request)
+    alone = make_rollout(worker, request)
     let_fail(place, InjectedError())
     delivered = []
     worker.open_session("a", request)
@@ -120,7 +120,7 @@ def test_a_raise_frees_the_session_and_the_next_one_is_as_if_alone(worker, place
     assert len(delivered) == (2 if place in {"commit", "last_layer"} else 1)
     with pytest.raises(SessionClosedError, match="session a is not open"):
         worker.run_chunk(ChunkPlan("a", 2), delivered.append)
-    after = run_rollout(worker, request)
+    after = make_rollout(worker, request)
     assert all((x == y).all() for x, y in zip(alone, after, strict=True))
 
 
@@ -182,7 +182,7 @@ def test_no_memory_to_open(worker, let_fail):
 def test_a_failure_leaves_other_sessions_alone(worker, let_fail):
     """Bitwise: B is the same whether or not A fails between its chunks."""
     request_a, request_b = keys_request(3, seed=1), keys_request(3, seed=2)
-    alone = run_rollout(worker, request_b)
+    alone = make_rollout(worker, request_b)
     let_fail("probe", InjectedError())
     delivered = []
     worker.open_session("a", request_a)
@@ -209,10 +209,10 @@ def test_a_client_that_fails_to_take_a_chunk_loses_its_session(worker):
 def test_an_open_session_begins_anew_and_closing_is_idempotent(worker):
     """Bitwise: nothing of what was before is left."""
     request = keys_request(2, seed=4)
-    alone = run_rollout(worker, request)
+    alone = make_rollout(worker, request)
     worker.open_session("a", keys_request(2))
     worker.run_chunk(ChunkPlan("a", 0), lambda _: None)
-    again = run_rollout(worker, request, "a")
+    again = make_rollout(worker, request, session_id="a")
     assert all((x == y).all() for x, y in zip(alone, again, strict=True))
     worker.close_session("a")
     worker.close_session("never")

@@ -11,10 +11,10 @@ from tests.helpers.mark import advanced
 from tests.helpers.model_builders import (
     SMALL,
     keys_request,
-    run_rollout,
     small_config,
     tiny_worker,
 )
+from tests.helpers.sessions import make_rollout
 from tests.helpers.tiny import tiny_prompt
 from vllm_omni.diffusion.data import KVCacheConfig
 from vllm_omni.diffusion.geometry import VideoGeometry, chunk_pixel_frames
@@ -58,7 +58,7 @@ def test_interleaved_sessions_equal_each_alone(worker, output):
     """Bitwise, latents and pixels: A0 B0 A1 B1 ... is A0 A1 ... and B0 B1 ..."""
     requests = {"a": keys_request(CHUNKS, seed=1, output=output, prompt="a jungle"),
                 "b": keys_request(CHUNKS, seed=2, output=output, prompt="a castle")}  # fmt: skip
-    alone = {name: run_rollout(worker, request) for name, request in requests.items()}
+    alone = {name: make_rollout(worker, request) for name, request in requests.items()}
     assert not same(alone["a"], alone["b"])
     together: dict[str, list[np.ndarray]] = {"a": [], "b": []}
     for name, request in requests.items():
@@ -74,21 +74,20 @@ def test_interleaved_sessions_equal_each_alone(worker, output):
 def test_a_session_between_the_chunks_of_another(worker):
     """Bitwise, with other pages, another size and another prompt in between."""
     request = keys_request(3)
-    alone, made = run_rollout(worker, request), []
+    alone, made = make_rollout(worker, request), []
     worker.open_session("a", request)
     for chunk in range(3):
         worker.run_chunk(ChunkPlan("a", chunk), lambda result: made.append(result.data))
-        run_rollout(
-            worker, keys_request(1, seed=9, geometry=VideoGeometry(16, 64), prompt="x"), "b"
-        )
+        other = keys_request(1, seed=9, geometry=VideoGeometry(16, 64), prompt="x")
+        make_rollout(worker, other, session_id="b")
     assert same(made, alone)
 
 
 def test_the_same_request_gives_the_same_video(worker):
     """Bitwise; another seed, prompt, picture or camera gives another."""
     request = keys_request(2)
-    first = run_rollout(worker, request)
-    assert same(first, run_rollout(worker, request))
+    first = make_rollout(worker, request)
+    assert same(first, make_rollout(worker, request))
     others = [
         replace(request, seed=43),
         replace(request, prompt=tiny_prompt("another")),
@@ -96,13 +95,13 @@ def test_the_same_request_gives_the_same_video(worker):
         replace(request, camera=keys_request(2, seed=41).camera),
         replace(request, flow_shift=3.0),
     ]
-    assert not any(same(first, run_rollout(worker, other)) for other in others)
+    assert not any(same(first, make_rollout(worker, other)) for other in others)
 
 
 def test_the_length_asked_for_changes_no_chunk(worker):
     """Bitwise for scripted keys: a rollout of two chunks is the beginning of one of four."""
     long = keys_request(4)
-    assert same(run_rollout(worker, keys_request(2)), run_rollout(worker, long)[:2])
+    assert same(make_rollout(worker, keys_request(2)), make_rollout(worker, long)[:2])
 
 
 # --- what comes out -----------------------------------------------------------------------------
@@ -111,7 +110,7 @@ def test_the_length_asked_for_changes_no_chunk(worker):
 @pytest.mark.parametrize("geometry", [SMALL, VideoGeometry(16, 16), VideoGeometry(48, 32)])
 def test_shapes_and_types_of_the_outputs(worker, geometry):
     sizes = {kind: keys_request(2, output=kind, geometry=geometry) for kind in OutputKind}
-    made = {kind: run_rollout(worker, request) for kind, request in sizes.items()}
+    made = {kind: make_rollout(worker, request) for kind, request in sizes.items()}
     for chunk in range(2):
         pixels = (chunk_pixel_frames(chunk), geometry.height, geometry.width, 3)
         assert made[OutputKind.UINT8][chunk].shape == pixels
@@ -126,7 +125,7 @@ def test_shapes_and_types_of_the_outputs(worker, geometry):
 def test_bytes_are_the_floats_rounded(worker):
     """Exact: both come from the same pixels, halves to even."""
     made = {
-        kind: run_rollout(worker, keys_request(2, output=kind))
+        kind: make_rollout(worker, keys_request(2, output=kind))
         for kind in (OutputKind.UINT8, OutputKind.FLOAT)
     }
     for uint8, floats in zip(*made.values(), strict=True):
@@ -163,7 +162,7 @@ def test_a_recorded_path_depends_on_its_whole_clip(worker):
     far[-1, 2, 3] += 5
     intrinsics = np.tile(np.array([500, 500, 416, 240], np.float32), (21, 1))
     near, stretched = (
-        run_rollout(worker, replace(keys_request(2), camera=RecordedCamera(path, intrinsics)))
+        make_rollout(worker, replace(keys_request(2), camera=RecordedCamera(path, intrinsics)))
         for path in (poses, far)
     )
     assert not np.array_equal(near[0], stretched[0])
@@ -238,7 +237,7 @@ def test_who_gets_latents_may_write_to_them(worker):
     for chunk in range(2):
         worker.run_chunk(ChunkPlan("s", chunk), deliver)
     worker.close_session("s")
-    assert same(made, run_rollout(worker, request))
+    assert same(made, make_rollout(worker, request))
 
 
 def test_a_closed_session_refuses_everything(worker):
@@ -252,9 +251,9 @@ def test_a_closed_session_refuses_everything(worker):
 
 def test_reusing_the_last_probe_changes_later_chunks_only():
     """Lossy by choice: chunk 0 is bitwise the same, later ones see noisier keys."""
-    usual = run_rollout(tiny_worker(), keys_request(3, output=OutputKind.LATENT))
+    usual = make_rollout(tiny_worker(), keys_request(3, output=OutputKind.LATENT))
     worker = Worker(small_config(reuse_last_step_kv=True))
-    reused = run_rollout(worker, keys_request(3, output=OutputKind.LATENT))
+    reused = make_rollout(worker, keys_request(3, output=OutputKind.LATENT))
     assert np.array_equal(usual[0], reused[0])
     for chunk in (1, 2):
         assert 0 < np.abs(usual[chunk] - reused[chunk]).max() < 1.0
@@ -262,8 +261,8 @@ def test_reusing_the_last_probe_changes_later_chunks_only():
 
 def test_bfloat16_follows_float32():
     """Lossy: the same world within the rounding of 8 bits, over one chunk."""
-    exact = run_rollout(tiny_worker(), keys_request(1, output=OutputKind.LATENT))[0]
-    rounded = run_rollout(
+    exact = make_rollout(tiny_worker(), keys_request(1, output=OutputKind.LATENT))[0]
+    rounded = make_rollout(
         Worker(small_config(dtype="bfloat16")), keys_request(1, output=OutputKind.LATENT)
     )[0]
     assert rounded.dtype == np.float32
@@ -278,8 +277,8 @@ def test_the_deploy_window_replaces_the_checkpoints():
     worker = Worker(small_config(kv_cache=KVCacheConfig(window_chunks=5, sink_chunks=4)))
     spec = worker.pipeline.kv_cache_spec()
     assert (spec.window_frames, spec.sink_frames) == (9, 4)
-    usual = run_rollout(tiny_worker(), keys_request(4))
-    other = run_rollout(worker, keys_request(4))
+    usual = make_rollout(tiny_worker(), keys_request(4))
+    other = make_rollout(worker, keys_request(4))
     assert same(usual[:3], other[:3])  # bitwise while nothing has left either window
     assert not np.array_equal(usual[3], other[3])
 
@@ -291,7 +290,7 @@ def test_the_deploy_window_replaces_the_checkpoints():
 def test_page_size_changes_no_bit(page_tokens):
     """Bitwise."""
     worker = Worker(small_config(kv_cache=KVCacheConfig(page_tokens=page_tokens)))
-    assert same(run_rollout(worker, keys_request(4)), run_rollout(tiny_worker(), keys_request(4)))
+    assert same(make_rollout(worker, keys_request(4)), make_rollout(tiny_worker(), keys_request(4)))
 
 
 def test_state_bytes_bound_what_a_session_holds(worker):
