@@ -28,7 +28,6 @@ BAND_PIXELS = 2**16
 
 Light = Float[np.ndarray, "3"]
 """Weights of the three lights; they blend linearly."""
-Mask = np.ndarray
 
 
 def _colours(*rows: tuple[int, int, int]) -> Float32[np.ndarray, "n 3"]:
