@@ -90,7 +90,8 @@ class _TimeConv(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         weight = torch.zeros(outputs, inputs, 3, 1, 1)
-        weight[torch.arange(outputs), torch.arange(outputs) % inputs, 2] = 1
+        for output in range(outputs):
+            weight[output, output % inputs, 2] = 1
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Clip, stride: int = 1) -> Clip:

@@ -187,10 +187,7 @@ class _Block(nn.Module):
         self.ffn = nn.Sequential(
             nn.Linear(dim, shape.ffn_dim), nn.GELU("tanh"), nn.Linear(shape.ffn_dim, dim)
         )
-        self.cam_injector_layer1, self.cam_injector_layer2 = (
-            nn.Linear(dim, dim),
-            nn.Linear(dim, dim),
-        )
+        self.cam_injector_layer1, self.cam_injector_layer2 = (nn.Linear(dim, dim) for _ in range(2))
         self.cam_scale_layer, self.cam_shift_layer = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
     def camera(self, motion: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,9 +279,9 @@ class WorldTwin(nn.Module):
         self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.num_layers))
         self.head = _Head(dim, 4 * shape.out_channels)
         self.rays: Tensor
-        self.register_buffer("rays", ray_basis(height, width), persistent=False)
-        if not self.patch_embedding.weight.is_meta:  # of shapes alone there may be any
-            with torch.no_grad():
+        with torch.device("cpu"), torch.no_grad():
+            self.register_buffer("rays", ray_basis(height, width), persistent=False)
+            if not self.patch_embedding.weight.is_meta:  # of shapes alone there may be any
                 self._begin()
 
     @property
