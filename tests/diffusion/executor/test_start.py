@@ -9,7 +9,6 @@ import pytest
 from tests.helpers.faults import slow_main
 from tests.helpers.tiny import tiny_config
 from vllm_omni.diffusion.data import DiffusionParallelConfig
-from vllm_omni.diffusion.distributed import parallel_state
 from vllm_omni.diffusion.executor.multiprocess import MultiprocExecutor
 from vllm_omni.diffusion.messages import GroupCapacity
 from vllm_omni.diffusion.worker import process
@@ -68,7 +67,7 @@ def test_a_short_limit_of_chunks_leaves_exchanges_that_of_the_start(
         assert place.timeout_s == allowed_s
         raise Met
 
-    monkeypatch.setattr(parallel_state, "join_world", join_world)
+    monkeypatch.setattr(process, "join_world", join_world)
     config = tiny_config(
         "mp", parallel=TWO_RANKS, chunk_timeout_s=chunk_s, stage_init_timeout_s=300.0
     )

@@ -380,9 +380,10 @@ class _Commands:
                 return self._worker.run_chunk(command, self._deliver)
             case CloseSession(session_id):
                 return self._worker.close_session(session_id)
-            case Report(what):
-                traffic = self._worker.pipeline.traffic
-                return self._worker.peak_bytes() if what == "peak" else traffic
+            case Report("peak"):
+                return self._worker.peak_bytes()
+            case Report():
+                return self._worker.pipeline.traffic
             case Stop():
                 return None
             case _:
