@@ -152,8 +152,7 @@ class Platform(Protocol):
             The mark, or ``None`` if memory that an exchange has touched may be freed as soon as the
             call that waits for the exchange has returned.
         """
-        del device  # exchanges end with their call, or memory is reused in the order of the queue
-        return None
+        ...
 
     def lap_clock(self, device: torch.device) -> LapClock:
         """Return a clock for work on the device's current queue."""

@@ -51,6 +51,10 @@ class CudaPlatform(AcceleratorPlatform):
         return device
 
     @override
+    def completion_event(self, device: torch.device) -> None:
+        del device  # the allocator reuses memory in the order of the queue
+
+    @override
     def int8_ops(self) -> Int8Ops:
         raise ConfigError(
             "lingbot_npu_quant has operators for device npu and a reference for cpu, got cuda; "

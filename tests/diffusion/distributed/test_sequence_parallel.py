@@ -122,7 +122,7 @@ def test_collectives_and_their_bytes_are_the_formula(ranks):
         assert traffic.heads.sent_bytes == WATCHED_CHUNKS * formula.qkv_bytes
         assert traffic.tokens.sent_bytes == WATCHED_CHUNKS * formula.out_bytes
         assert traffic.gather.sent_bytes == WATCHED_CHUNKS * formula.head_bytes
-        # Agreement: once to open and once per chunk, four bytes each. Nothing else is exchanged.
+        # Ranks agree once to open and once per chunk, four bytes each. Nothing else is exchanged.
         assert watched.sent["all_reduce"] == [4] * (1 + WATCHED_CHUNKS)
         assert "batch_isend_irecv" not in watched.sent
 

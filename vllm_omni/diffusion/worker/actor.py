@@ -1,6 +1,7 @@
 """One rank as a Ray actor: its conversation with the executor goes by Ray's calls and objects.
 
-Only executor/ray.py imports this module, and Ray where the actor runs. It loads no torch by itself.
+Only executor/ray_actors.py imports this module, and Ray where the actor runs. It loads no torch by
+itself.
 """
 
 from __future__ import annotations

@@ -113,6 +113,18 @@ def test_fixed_point_is_reached_and_frees_the_history():
     assert after == ConditionState(FIXED_POINT_CHUNK + 2, None, condition)
 
 
+def test_a_history_that_changes_is_told_by_one_comparison(monkeypatch):
+    """On a device each of them waits for all work that is queued."""
+    compared, equal = [], torch.equal
+    monkeypatch.setattr(torch, "equal", lambda a, b: compared.append(a) or equal(a, b))
+    encoder = encoder_for(64, 96)
+    state = encoder.fresh()
+    for chunk in range(FIXED_POINT_CHUNK):
+        compared.clear()
+        _, state = encoder.next_chunk(state)
+        assert len(compared) == min(chunk, 1)
+
+
 def test_fixed_condition_is_what_the_encoder_would_go_on_to_make():
     """Bitwise, against an encoder that never stops."""
     conditions = encoder_for(64, 96)

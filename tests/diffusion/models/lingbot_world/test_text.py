@@ -1,7 +1,9 @@
 """Embedded prompts: padding, the cache, and checkpoints that do not fit."""
 
+import gc
 import shutil
 import threading
+import weakref
 
 import pytest
 import torch
@@ -41,6 +43,19 @@ def test_rows_of_padding_are_zero(text, tokens):
     assert embedded.shape == (TEXT_TOKENS, text.encoder.config.d_model)
     assert embedded[:tokens].abs().sum(-1).min() > 0
     assert not embedded[tokens:].any()
+
+
+def test_an_encoder_is_freed_with_its_last_user(text):
+    """At once: the next model may need its memory before cycles are collected."""
+    passing = TextEncoder(text.encoder)
+    passing.embed((4, 1))
+    left = weakref.ref(passing)
+    gc.disable()
+    try:
+        del passing
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_rows_are_those_of_the_library(text):

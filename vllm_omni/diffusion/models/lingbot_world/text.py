@@ -1,6 +1,7 @@
 """Tokens to text condition: UMT5 encoder and a small cache."""
 
-from functools import lru_cache
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class TextEncoder:
     def __init__(self, encoder: UMT5EncoderModel, device: torch.device | None = None) -> None:
         self.encoder = encoder
         self.device = device or encoder.device
-        self._kept = lru_cache(_CACHED_PROMPTS)(self._encode)
+        self._cache: OrderedDict[TokenIds, Tensor] = OrderedDict()
 
     def move(self, device: torch.device) -> None:
         """Let the encoder work on another device."""
@@ -78,7 +79,7 @@ class TextEncoder:
 
     def embed(self, tokens: TokenIds) -> Float[Tensor, "text_tokens text_dim"]:
         """Embed one prompt; rows past its tokens are exactly zero."""
-        return self._kept(tokens)
+        return _kept(self._cache, tokens, self._encode)
 
     def _encode(self, tokens: TokenIds) -> Float[Tensor, "text_tokens text_dim"]:
         ids, mask = (part.to(self.encoder.device) for part in padded(tokens))
@@ -108,7 +109,7 @@ class Prompts:
         self._ranks = ranks
         self._shape = (TEXT_TOKENS, text_dim)
         self._dtype, self._device = dtype, device
-        self._kept = lru_cache(_CACHED_PROMPTS)(self._shared)
+        self._cache: OrderedDict[TokenIds, Tensor] = OrderedDict()
 
     @property
     def num_bytes(self) -> int:
@@ -129,7 +130,7 @@ class Prompts:
         if self._ranks.size == 1:
             assert self.encoder is not None, "a rank that is alone is the root"
             return self.encoder.embed(tokens)
-        return self._kept(tokens)
+        return _kept(self._cache, tokens, self._shared)
 
     def _shared(self, tokens: TokenIds) -> Float[Tensor, "text_tokens text_dim"]:
         if self.encoder is None:
@@ -149,3 +150,18 @@ def padded(
     ids[0, : len(tokens)] = torch.tensor(tokens)
     mask[0, : len(tokens)] = 1
     return ids, mask
+
+
+def _kept(
+    cache: OrderedDict[TokenIds, Tensor], tokens: TokenIds, embed: Callable[[TokenIds], Tensor]
+) -> Float[Tensor, "text_tokens text_dim"]:
+    """Return the embedding of a prompt from a cache of the last few, which gets it if need be.
+
+    A cached method would hold its object, and with it gigabytes, until cycles are collected.
+    """
+    if tokens not in cache:
+        cache[tokens] = embed(tokens)
+        if len(cache) > _CACHED_PROMPTS:
+            cache.popitem(last=False)
+    cache.move_to_end(tokens)
+    return cache[tokens]

@@ -85,7 +85,8 @@ class EncoderState(StreamState):
     def same_history(self, other: "EncoderState") -> bool:
         """Tell whether both would continue with the same bits."""
         mine, theirs = list(self.tensors()), list(other.tensors())
+        # The last layers settle last, and each comparison waits for the device.
         return len(mine) == len(theirs) and all(
             a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-            for a, b in zip(mine, theirs, strict=True)
+            for a, b in zip(reversed(mine), reversed(theirs), strict=True)
         )
