@@ -148,6 +148,7 @@ def test_without_owners_the_memory_of_freed_inputs_is_given_away(monkeypatch):
     assert not lease_on_a_side_stream(block, leases)
 
 
+@pytest.mark.timing  # what a stream that lags behind still uses is not given to the next graph
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.usefixtures("inference")
 def test_graphs_of_a_slot_share_all_memory_but_their_outputs_and_the_recipe_says_how_much(ranks):
